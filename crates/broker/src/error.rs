@@ -1,0 +1,124 @@
+//! Every failure the broker can report: SQLSTATE ─► [`Error`] ─► HTTP status, the one place for each.
+
+use axum::http::StatusCode;
+use tokio_postgres::error::SqlState;
+
+/// A failure that a caller can act on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request is wrong; the same request will fail again.
+    #[error("{field}: {reason}")]
+    Invalid { field: &'static str, reason: String },
+    /// The body is not what the route takes.
+    #[error("bad body: {0}")]
+    BadBody(String),
+    /// What the request names does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request is larger than a limit.
+    #[error("{0}")]
+    TooLarge(String),
+    /// No database connection could be had in time.
+    #[error("pool")]
+    Pool,
+    /// A row lock was not granted within `lock_timeout`.
+    #[error("a lock was not granted in time")]
+    LockTimeout,
+    /// The statement lost a race (a partition deleted under it, a deadlock); nothing was written, and
+    /// the same request may succeed now.
+    #[error("lost a race, retry: {0}")]
+    Retryable(String),
+    /// The statement did not end within its deadline and was cancelled.
+    #[error("the database did not answer in time")]
+    StatementTimeout,
+    /// A row that a function wrote refers to one that is gone.
+    #[error("the row it refers to is gone")]
+    ForeignKey,
+    /// A transaction pushed a transaction id that is already stored.
+    #[error("{0}")]
+    Duplicate(String),
+    /// A transaction's acknowledgement was refused.
+    #[error("{0}")]
+    AckRejected(String),
+    /// The stored data contradicts its own format.
+    #[error("corrupt data: {0}")]
+    Corrupt(String),
+    /// The connection broke.
+    #[error("the database connection broke")]
+    Disconnected,
+    /// Anything else the database answered.
+    #[error("database: {}", describe(.0))]
+    Db(tokio_postgres::Error),
+}
+
+/// The server's own words, without the client's wrapping, which says only "db error".
+fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("{} ({})", db.message(), db.code().code()),
+        None => error.to_string(),
+    }
+}
+
+impl Error {
+    /// A field that is out of range, or not of its type.
+    pub fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid { field, reason: reason.into() }
+    }
+
+    /// The HTTP status that reports this failure.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Invalid { .. } | Self::BadBody(_) => StatusCode::BAD_REQUEST,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,
+            Self::Pool
+            | Self::LockTimeout
+            | Self::Retryable(_)
+            | Self::StatementTimeout
+            | Self::ForeignKey
+            | Self::Corrupt(_)
+            | Self::Disconnected
+            | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Whether the same request may succeed at once, since this one wrote nothing.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Retryable(_) | Self::LockTimeout | Self::ForeignKey)
+    }
+}
+
+/// The engine's own codes: raised by functions in `queen`, matched here and nowhere else.
+pub mod code {
+    /// A partition vanished between its resolution and its lock.
+    pub const PARTITION_VANISHED: &str = "QN001";
+    /// An acknowledgement inside a transaction was refused.
+    pub const ACK_REJECTED: &str = "QN002";
+    /// A transaction pushed a stored transaction id.
+    pub const DUPLICATE: &str = "QN003";
+}
+
+impl From<tokio_postgres::Error> for Error {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let Some(db) = error.as_db_error() else {
+            return if error.is_closed() || std::error::Error::source(&error).is_some_and(|s| s.is::<std::io::Error>()) {
+                Self::Disconnected
+            } else {
+                Self::Db(error)
+            };
+        };
+        let message = db.message().to_owned();
+        match db.code() {
+            state if state.code() == code::PARTITION_VANISHED => Self::Retryable(message),
+            state if state.code() == code::ACK_REJECTED => Self::AckRejected(message),
+            state if state.code() == code::DUPLICATE => Self::Duplicate(message),
+            &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::T_R_SERIALIZATION_FAILURE => Self::Retryable(message),
+            &SqlState::LOCK_NOT_AVAILABLE => Self::LockTimeout,
+            &SqlState::FOREIGN_KEY_VIOLATION => Self::ForeignKey,
+            &SqlState::QUERY_CANCELED => Self::StatementTimeout,
+            &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN | &SqlState::CANNOT_CONNECT_NOW => Self::Disconnected,
+            _ => Self::Db(error),
+        }
+    }
+}
