@@ -1,7 +1,17 @@
 //! Connections to PostgreSQL: where it is, how it is reached, and the one way a statement runs.
 
+pub mod ack;
+pub mod configure;
+pub mod dead_letters;
+pub mod lease;
+pub mod metrics;
 pub mod migrate;
+pub mod pop;
+pub mod push;
+pub mod retention;
 mod tls;
+pub mod traces;
+pub mod transaction;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

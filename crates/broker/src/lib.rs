@@ -1,5 +1,11 @@
 //! Ebbtide's broker: ordered lanes, consumer groups and dead letters on PostgreSQL.
 
+pub mod bundle;
 pub mod db;
+pub mod dedup;
 pub mod error;
+pub mod http;
 pub mod id;
+pub mod retention;
+pub mod segment;
+pub mod wake;

@@ -45,6 +45,20 @@ const TABLES: &[SqlFile] = sql_files!("schema":
 
 /// Applied again, in this order, whenever one of them differs from what is installed.
 const PROCEDURES: &[SqlFile] = sql_files!("procedures":
+    "provision.sql",
+    "push.sql",
+    "subscription.sql",
+    "discovery.sql",
+    "pop.sql",
+    "ack.sql",
+    "dead_letters.sql",
+    "lease.sql",
+    "transaction.sql",
+    "configure.sql",
+    "retention.sql",
+    "cleanup.sql",
+    "metrics.sql",
+    "traces.sql",
 );
 
 /// What an install did.
@@ -154,6 +168,12 @@ async fn apply(transaction: &Transaction<'_>, file: &SqlFile) -> Result<(), Erro
 
 fn own_version() -> Vec<i32> {
     env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse().expect("cargo checks the version")).collect()
+}
+
+/// Names this binary's schema: two binaries with the same fingerprint install the same.
+pub fn fingerprint() -> String {
+    let all: String = TABLES.iter().chain(PROCEDURES).map(|file| file.name.to_owned() + file.text).collect();
+    format!("{:032x}", xxh3_128(all.as_bytes()))
 }
 
 /// Whether this binary's schema is the one installed, for a server told not to install it.

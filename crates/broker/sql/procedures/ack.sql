@@ -1,0 +1,1 @@
+-- Acknowledgement: move cursors, release leases, count failures.

@@ -1,0 +1,1 @@
+-- Cleanup of empty partitions that have been silent for the whole window.

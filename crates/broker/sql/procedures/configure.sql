@@ -1,0 +1,1 @@
+-- Queues as an operator sees them: configure, delete.

@@ -1,0 +1,1 @@
+-- Dead letters: file the head of a batch, list what was filed.

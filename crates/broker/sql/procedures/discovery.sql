@@ -1,0 +1,1 @@
+-- Which partitions a wildcard or discovery pop may claim.

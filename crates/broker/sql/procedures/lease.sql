@@ -1,0 +1,1 @@
+-- Leases: renew the live ones, release them early.

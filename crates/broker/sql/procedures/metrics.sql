@@ -1,0 +1,1 @@
+-- Metrics: partition births and deaths, the purge by age, the retention time series.

@@ -1,0 +1,1 @@
+-- Pop: claim what a consumer group may read next.

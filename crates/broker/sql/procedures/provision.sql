@@ -1,0 +1,1 @@
+-- Queues and partitions made on first use.

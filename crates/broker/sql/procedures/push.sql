@@ -1,0 +1,1 @@
+-- Push: allocate offsets, write the segment and its sidecar row, refuse what is stored.

@@ -1,0 +1,1 @@
+-- Retention, eviction and the sidecar purge: one bounded step of one partition.

@@ -1,0 +1,1 @@
+-- Where a consumer group starts: its durable subscription and the seeding of its cursors.

@@ -1,0 +1,1 @@
+-- Diagnostic traces: record and read.

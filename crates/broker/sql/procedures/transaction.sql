@@ -1,0 +1,1 @@
+-- Pushes and acknowledgements that commit together or not at all.

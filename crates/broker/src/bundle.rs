@@ -1,0 +1,1 @@
+//! Concurrent pushes, committed together.

@@ -1,0 +1,1 @@
+//! Twins of `sql/procedures/transaction.sql`.

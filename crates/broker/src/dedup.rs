@@ -1,0 +1,1 @@
+//! Which transaction ids a partition certainly does not hold yet.

@@ -1,0 +1,151 @@
+//! The HTTP edge: routes, limits, error bodies. A request becomes a command here, or fails to.
+
+mod ack;
+mod body;
+mod configure;
+mod dead_letters;
+mod health;
+mod lease;
+mod metrics;
+mod params;
+mod pop;
+mod push;
+mod traces;
+mod transaction;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use tokio::net::TcpListener;
+use tower::Layer;
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::error;
+
+use crate::db::Db;
+use crate::error::Error;
+
+/// What the edge needs to know; everything else it asks the database.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Largest request body, in bytes; a larger one is answered 413.
+    pub body_bytes_max: usize,
+    /// How long a waiting pop waits when the request does not say.
+    pub pop_timeout: Duration,
+    /// Whether a consumer group that does not say starts at the tail (else at the oldest message).
+    pub subscribe_to_new: bool,
+    /// Pauses between the looks of a waiting pop that nobody wakes.
+    pub pop_wait: PopWait,
+}
+
+/// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
+/// times longer, up to `longest`. A wake-up starts over.
+#[derive(Clone, Copy, Debug)]
+pub struct PopWait {
+    pub initial: Duration,
+    pub threshold: u32,
+    pub multiplier: f64,
+    pub longest: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 64 << 20,
+            pop_timeout: Duration::from_secs(30),
+            subscribe_to_new: true,
+            pop_wait: PopWait {
+                initial: Duration::from_millis(100),
+                threshold: 3,
+                multiplier: 2.0,
+                longest: Duration::from_secs(1),
+            },
+        }
+    }
+}
+
+/// What every handler shares.
+pub struct App {
+    pub db: Db,
+    pub settings: Settings,
+}
+
+impl App {
+    pub fn new(db: Db, settings: Settings) -> Arc<Self> {
+        metrics::install();
+        Arc::new(Self { db, settings })
+    }
+}
+
+/// Every route. One family a file; each file says its own paths.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .merge(health::routes())
+        .merge(metrics::routes())
+        .merge(configure::routes())
+        .merge(push::routes())
+        .merge(pop::routes())
+        .merge(ack::routes())
+        .merge(lease::routes())
+        .merge(transaction::routes())
+        .merge(dead_letters::routes())
+        .merge(traces::routes())
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(no_such_route)
+        .route_layer(axum::middleware::from_fn(metrics::measure))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(DefaultBodyLimit::max(app.settings.body_bytes_max))
+        .with_state(app)
+}
+
+/// Answers requests on `listener` until `stop` ends, then finishes those under way.
+///
+/// # Errors
+/// If the listener fails.
+pub async fn serve(
+    listener: TcpListener, app: Arc<App>, stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let service = tower::util::MapRequestLayer::new(one_leading_slash).layer(router(app));
+    axum::serve(listener, axum::ServiceExt::<Request>::into_make_service(service)).with_graceful_shutdown(stop).await
+}
+
+/// A base URL that ends in a slash makes paths that begin with two.
+fn one_leading_slash(mut request: Request) -> Request {
+    let given = request.uri().path_and_query().map_or("", |path| path.as_str());
+    if given.starts_with("//") {
+        let path = format!("/{}", given.trim_start_matches('/'));
+        if let Ok(uri) = path.parse::<Uri>() {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+async fn no_such_route() -> Response {
+    let body = serde_json::json!({"error": "Not Found", "code": "no_such_route"});
+    (StatusCode::NOT_FOUND, axum::Json(body)).into_response()
+}
+
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    error!(target: "http", panic = text, "a handler panicked");
+    let body = serde_json::json!({"error": "internal error"});
+    (StatusCode::INTERNAL_SERVER_ERROR, axum::Json(body)).into_response()
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        if status.is_server_error() {
+            metrics::failed(&self);
+        }
+        (status, axum::Json(serde_json::json!({"error": self.to_string()}))).into_response()
+    }
+}

@@ -1,0 +1,36 @@
+//! Is the server up, and does its database answer.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::json;
+
+use super::App;
+use crate::db::Sql;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/health", get(health))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let answered = match app.db.conn().await {
+        Ok(conn) => conn.rows("select 1", &[]).await.is_ok(),
+        Err(_) => false,
+    };
+    let (status, health, database) = if answered {
+        (StatusCode::OK, "healthy", "connected")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "unhealthy", "disconnected")
+    };
+    let body = json!({
+        "status": health,
+        "database": database,
+        "engine": "ebbtide",
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    (status, Json(body)).into_response()
+}

@@ -1,0 +1,56 @@
+//! Query parameters: typed, ranged, and refused by name.
+
+use std::ops::RangeInclusive;
+
+use axum::extract::{FromRequestParts, RawQuery};
+use axum::http::request::Parts;
+
+use crate::error::Error;
+
+/// The query string. A parameter given twice counts once, the last time.
+pub(super) struct Params(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Params {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let RawQuery(query) = RawQuery::from_request_parts(parts, state).await.expect("cannot fail");
+        serde_urlencoded::from_str(query.as_deref().unwrap_or_default())
+            .map(Self)
+            .map_err(|error| Error::invalid("query", error.to_string()))
+    }
+}
+
+impl Params {
+    /// The text of `name`; absent and empty are both `None`.
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|v| !v.is_empty())
+    }
+
+    /// `name` as `true` or `false`, `false` if absent.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the parameter.
+    pub(super) fn flag(&self, name: &'static str) -> Result<bool, Error> {
+        match self.text(name).map(str::to_ascii_lowercase).as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1") => Ok(true),
+            Some(_) => Err(Error::invalid(name, "must be true or false")),
+        }
+    }
+
+    /// `name` as a whole number within `range`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the parameter and the range.
+    pub(super) fn integer(&self, name: &'static str, range: RangeInclusive<i64>) -> Result<Option<i64>, Error> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse::<i64>() {
+            Ok(value) if range.contains(&value) => Ok(Some(value)),
+            _ => {
+                let (low, high) = range.into_inner();
+                Err(Error::invalid(name, format!("must be a whole number from {low} to {high}")))
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Routes of push.
+
+use std::sync::Arc;
+
+use axum::Router;
+
+use super::App;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+}

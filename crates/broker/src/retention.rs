@@ -1,0 +1,1 @@
+//! The five phases of a cycle, in order.

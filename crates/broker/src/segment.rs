@@ -1,0 +1,1 @@
+//! The stored format of a segment: frames to blob and back.

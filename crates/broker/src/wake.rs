@@ -1,0 +1,1 @@
+//! Wakes waiting pops when there may be something for them.
