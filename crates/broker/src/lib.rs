@@ -1,6 +1,7 @@
 //! Ebbtide's broker: ordered lanes, consumer groups and dead letters on PostgreSQL.
 
 pub mod bundle;
+pub mod config;
 pub mod db;
 pub mod dedup;
 pub mod error;

@@ -1,0 +1,237 @@
+//! Every setting there is: its variable, its flag, its range and its help, in one list.
+
+use super::setting::{Choice, Flag, Given, Hidden, Inert, Int, Kind, Port, Real, Row, Text};
+
+/// Declares a group of settings: the flags that clap reads, the same fields as [`Given`] values, and the rows
+/// of the documentation. One field, one place.
+macro_rules! settings {
+    (
+        $(#[$group_doc:meta])*
+        $raw:ident => $given:ident, $title:literal;
+        $( $(#[doc = $help:literal])+ $field:ident = $variable:literal : $kind:ident $rule:tt ; )+
+    ) => {
+        $(#[$group_doc])*
+        #[derive(clap::Args, Clone, Default)]
+        pub struct $raw {
+            $(
+                #[arg(
+                    long, env = $variable, hide_env_values = true, allow_hyphen_values = true,
+                    help = concat!($($help),+).trim(), value_name = <$kind as Kind>::VALUE_NAME, help_heading = $title
+                )]
+                pub $field: Option<String>,
+            )+
+        }
+
+        pub struct $given {
+            $(pub $field: Given<$kind>,)+
+        }
+
+        impl $raw {
+            pub const TITLE: &'static str = $title;
+
+            pub fn given(self) -> $given {
+                let $raw { $($field),+ } = self;
+                $given { $($field: Given::new($variable, $kind $rule, $field),)+ }
+            }
+
+            pub fn rows() -> Vec<Row> {
+                vec![$(Row {
+                    variable: $variable,
+                    flag: format!("--{}", stringify!($field).replace('_', "-")),
+                    default: ($kind $rule).default_text(),
+                    accepts: ($kind $rule).accepts(),
+                    help: concat!($($help),+).trim().to_owned(),
+                },)+]
+            }
+        }
+    };
+}
+
+settings! {
+    /// Retention and maintenance.
+    RawRetention => GivenRetention, "Retention and maintenance";
+
+    /// Period of the retention cycle, from the start of one to the start of the next.
+    retention_interval = "RETENTION_INTERVAL": Int { default: 5000, min: 1, max: 86_400_000, unit: "ms" };
+    /// Rows that one retention step may delete; also the batch of the metrics purge.
+    retention_batch_size = "RETENTION_BATCH_SIZE": Int { default: 1000, min: 1, max: 2_147_483_647, unit: "rows" };
+    /// Silence after which an empty partition is deleted.
+    partition_cleanup_days = "PARTITION_CLEANUP_DAYS": Int { default: 30, min: 1, max: 36_500, unit: "days" };
+    /// Whether empty partitions are deleted at all.
+    partition_cleanup_enabled = "QUEEN_PARTITION_CLEANUP_ENABLED": Flag { default: true };
+    /// How long worker and system metrics are kept.
+    metrics_retention_days = "METRICS_RETENTION_DAYS": Int { default: 90, min: 1, max: 36_500, unit: "days" };
+    /// How often each server writes its metrics to the database.
+    metrics_flush_ms = "METRICS_FLUSH_MS": Int { default: 60_000, min: 1000, max: 86_400_000, unit: "ms" };
+    /// Retention workers.
+    retention_parallelism = "RETENTION_PARALLELISM": Inert { why: "retention runs one bounded step at a time" };
+    /// Refresh of the queue statistics.
+    stats_interval_ms = "STATS_INTERVAL_MS": Inert { why: "statistics are computed when they are asked for" };
+    /// Refresh of the retained-bytes figures.
+    retained_bytes_interval_ms = "RETAINED_BYTES_INTERVAL_MS": Inert { why: "retained bytes are not tracked" };
+    /// Cap of the due list of a retention cycle.
+    retention_due_cap = "QUEEN_RETENTION_DUE_CAP": Inert { why: "every cycle walks the full work list" };
+    /// Period of the repair walk over the watermarks.
+    retention_safety_walk_ms = "QUEEN_RETENTION_SAFETY_WALK_MS": Inert { why: "every cycle walks the full work list" };
+}
+
+settings! {
+    /// The HTTP server and the log.
+    RawServer => GivenServer, "Server";
+
+    /// Port of the HTTP API; 0 takes any free one.
+    port = "PORT": Port { default: 6632, min: 0 };
+    /// Address to listen on. There is no authentication, so anything but loopback is for trusted networks only.
+    bind_addr = "QUEEN_BIND_ADDR": Text { default: "127.0.0.1", accepts: "an IP address, or localhost" };
+    /// Largest request body; a larger one gets 413.
+    max_body_bytes = "QUEEN_MAX_BODY_BYTES": Int { default: 67_108_864, min: 1024, max: 1_073_741_824, unit: "bytes" };
+    /// What to log, for example `info,retention=debug`. Wins over LOG_LEVEL.
+    rust_log = "RUST_LOG": Text { default: "", accepts: "a level, or target=level pairs" };
+    /// What to log when RUST_LOG is not set.
+    log_level = "LOG_LEVEL": Text { default: "info", accepts: "a level, or target=level pairs" };
+    /// Log one JSON object a line.
+    log_json = "QUEEN_LOG_JSON": Flag { default: false };
+    /// Period of the rate report.
+    log_rates_ms = "QUEEN_LOG_RATES_MS": Inert { why: "rates are read from /metrics/prometheus" };
+    /// Queues named in the rate report.
+    log_topn_queues = "QUEEN_LOG_TOPN_QUEUES": Inert { why: "rates are read from /metrics/prometheus" };
+    /// Key of payload encryption. Payloads are stored in clear.
+    encryption_key = "QUEEN_ENCRYPTION_KEY": Hidden { accepts: "64 hex digits; no effect: payloads are stored in clear" };
+    /// Token authentication. Asking for it stops the start: this version has none.
+    jwt_enabled = "JWT_ENABLED": Flag { default: false };
+    /// Tenants by request header. Asking for it stops the start: this version serves one tenant.
+    tenancy_header = "QUEEN_TENANCY_HEADER": Flag { default: false };
+    /// Folder of the disk spool.
+    file_buffer_dir = "FILE_BUFFER_DIR": Inert { why: "a push fails while the database is away; nothing is spooled to disk" };
+    /// Flush period of the disk spool.
+    file_buffer_flush_ms = "FILE_BUFFER_FLUSH_MS": Inert { why: "nothing is spooled to disk" };
+    /// Batch of the disk spool.
+    file_buffer_max_batch = "FILE_BUFFER_MAX_BATCH": Inert { why: "nothing is spooled to disk" };
+    /// Events in a file of the disk spool.
+    file_buffer_events_per_file = "FILE_BUFFER_EVENTS_PER_FILE": Inert { why: "nothing is spooled to disk" };
+}
+
+settings! {
+    /// The database, external or embedded.
+    RawDatabase => GivenDatabase, "Database";
+
+    /// Address of an external database. Wins over the PG_ settings.
+    database_url = "EBBTIDE_DATABASE_URL": Hidden { accepts: "postgres://user:password@host:port/database" };
+    /// Address that reaches the database directly where the other one is a transaction-mode pooler: for leader
+    /// election, notifications and migrations. Default: the same address.
+    direct_database_url = "EBBTIDE_DIRECT_DATABASE_URL": Hidden { accepts: "postgres://user:password@host:port/database" };
+    /// Host of an external database, or the folder of its socket.
+    pg_host = "PG_HOST": Text { default: "localhost", accepts: "a host name, an address, or an absolute path" };
+    /// Port of an external database.
+    pg_port = "PG_PORT": Port { default: 5432, min: 1 };
+    /// Database role.
+    pg_user = "PG_USER": Text { default: "postgres", accepts: "a role" };
+    /// Password of the role.
+    pg_password = "PG_PASSWORD": Hidden { accepts: "text; default postgres" };
+    /// Name of the database. Wins over PG_DB.
+    pg_database = "PG_DATABASE": Text { default: "postgres", accepts: "a name" };
+    /// Name of the database when PG_DATABASE is not set.
+    pg_db = "PG_DB": Text { default: "", accepts: "a name" };
+    /// Require TLS to the database.
+    pg_use_ssl = "PG_USE_SSL": Flag { default: false };
+    /// Refuse a database whose certificate cannot be verified.
+    pg_ssl_reject_unauthorized = "PG_SSL_REJECT_UNAUTHORIZED": Flag { default: true };
+    /// PEM file of the authority that signed the database's certificate.
+    pg_ssl_root_cert = "PG_SSL_ROOT_CERT": Text { default: "", accepts: "a file; default: the system's authorities" };
+    /// Connections for requests, at most; capped by what the database has free.
+    db_pool_size = "DB_POOL_SIZE": Int { default: 160, min: 4, max: 1000, unit: "" };
+    /// How long a statement of a request may take before it is cancelled.
+    stmt_timeout_ms = "QUEEN_STMT_TIMEOUT_MS": Int { default: 30_000, min: 100, max: 3_600_000, unit: "ms" };
+    /// How statements are sent; `unnamed` is safe behind a transaction-mode pooler and a little slower.
+    statements = "EBBTIDE_STATEMENTS": Choice { default: "prepared", words: &["prepared", "unnamed"] };
+    /// Install or upgrade the schema at start.
+    apply_schema = "QUEEN_APPLY_SCHEMA": Flag { default: true };
+    /// Folder of the embedded database, used when no external one is named.
+    data_dir = "EBBTIDE_DATA_DIR": Text { default: "./ebbtide-data", accepts: "a folder" };
+    /// Folder of the PostgreSQL server programs for the embedded database.
+    postgres_bin_dir = "EBBTIDE_POSTGRES_BIN_DIR": Text { default: "", accepts: "a folder; default: searched" };
+}
+
+settings! {
+    /// Pushing and popping.
+    RawMessaging => GivenMessaging, "Push and pop";
+
+    /// Level of segment compression; 1 is cheaper at high rates.
+    zstd_level = "QUEEN_V2_ZSTD_LEVEL": Int { default: 3, min: 1, max: 19, unit: "" };
+    /// Lanes in which concurrent pushes are committed together.
+    push_lanes = "QUEEN_V2_FUSION_SHARDS": Int { default: 8, min: 1, max: 64, unit: "" };
+    /// Keep an index of recent transaction ids, which spares the database the duplicate probe.
+    dedup_cache = "QUEEN_DEDUP_CACHE": Flag { default: true };
+    /// Memory of that index.
+    dedup_cache_mb = "QUEEN_DEDUP_CACHE_MB": Int { default: 64, min: 1, max: 64, unit: "MiB" };
+    /// How long a pop with `wait=true` waits when the request names no timeout. Wins over POP_DEFAULT_TIMEOUT_MS.
+    default_timeout = "DEFAULT_TIMEOUT": Int { default: 30_000, min: 1, max: 3_600_000, unit: "ms" };
+    /// The same, when DEFAULT_TIMEOUT is not set.
+    pop_default_timeout_ms = "POP_DEFAULT_TIMEOUT_MS": Int { default: 30_000, min: 1, max: 3_600_000, unit: "ms" };
+    /// Where a new consumer group starts when the pop does not say. `new`, `new-only`, `new_only` and `newonly` start
+    /// at the end; anything else starts at the first message kept.
+    default_subscription_mode = "DEFAULT_SUBSCRIPTION_MODE": Text { default: "new", accepts: "new or all" };
+    /// First interval at which a waiting pop looks again without having been woken.
+    pop_wait_initial_interval_ms = "POP_WAIT_INITIAL_INTERVAL_MS": Int { default: 100, min: 1, max: 60_000, unit: "ms" };
+    /// Misses before that interval starts to grow.
+    pop_wait_backoff_threshold = "POP_WAIT_BACKOFF_THRESHOLD": Int { default: 3, min: 0, max: 1000, unit: "" };
+    /// Factor by which it grows at every further miss.
+    pop_wait_backoff_multiplier = "POP_WAIT_BACKOFF_MULTIPLIER": Real { default: 2.0, min: 1.0, max: 100.0 };
+    /// Longest such interval.
+    pop_wait_max_interval_ms = "POP_WAIT_MAX_INTERVAL_MS": Int { default: 1000, min: 1, max: 60_000, unit: "ms" };
+}
+
+/// Variables of features that this version does not have, and that have no flag here. Setting one is
+/// harmless, and is said once at start.
+pub const UNBUILT: &[&str] = &[
+    "QUEEN_V2_FUSION_HOLD_MS",
+    "QUEEN_V2_FUSION_FRAMES",
+    "QUEEN_V2_FUSION_MIN_FRAMES",
+    "QUEEN_V2_BUNDLE_MAX",
+    "QUEEN_V2_BUNDLE_LOG",
+    "QUEEN_POP_PENDING_GATE",
+    "QUEEN_SERVER_ID",
+    "QUEEN_CACHE_REFRESH_INTERVAL_MS",
+    "QUEEN_UDP_NOTIFY_PORT",
+    "QUEEN_UDP_PEERS",
+];
+
+/// The same, by the start of the name.
+pub const UNBUILT_FAMILIES: &[&str] = &[
+    "JWT_",
+    "QUEEN_ACK_",
+    "QUEEN_POP_FUSION",
+    "QUEEN_HOTLIST",
+    "QUEEN_ADMISSION_",
+    "QUEEN_SYNC_",
+    "QUEEN_MESH_",
+    "QUEEN_KV_",
+    "QUEEN_TIMERS_",
+    "QUEEN_SWEEPER",
+    "QUEEN_EPHEMERAL_",
+];
+
+/// Every setting of `ebbtide serve`, as text: each from a flag or from its environment variable, the flag first.
+#[derive(clap::Args, Clone, Default)]
+pub struct RawConfig {
+    #[command(flatten)]
+    pub retention: RawRetention,
+    #[command(flatten)]
+    pub server: RawServer,
+    #[command(flatten)]
+    pub database: RawDatabase,
+    #[command(flatten)]
+    pub messaging: RawMessaging,
+}
+
+impl RawConfig {
+    /// The documentation of every setting, by group.
+    pub fn tables() -> [(&'static str, Vec<Row>); 4] {
+        [
+            (RawServer::TITLE, RawServer::rows()),
+            (RawDatabase::TITLE, RawDatabase::rows()),
+            (RawRetention::TITLE, RawRetention::rows()),
+            (RawMessaging::TITLE, RawMessaging::rows()),
+        ]
+    }
+}
