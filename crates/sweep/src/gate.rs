@@ -23,7 +23,7 @@ pub enum Led<T> {
 /// the session, and dropping it must end it together with its lock.
 pub trait LeaderGate: Send {
     /// The owner of the lock. Dropping it closes it, however the cycle came to its end.
-    type Session: Send + Sync;
+    type Session: Send;
     /// What a cycle works with: a handle on the session, useless once the session is closed.
     type Client: Send;
     /// Why nobody could be elected.
@@ -40,6 +40,7 @@ pub trait LeaderGate: Send {
 
     /// Runs `cycle` as the leader, or skips it when another process leads.
     ///
+    /// The cycle may borrow: `gate.as_leader(|client| cycle(client, &cancel, &mut cleanup_clock)).await`.
     /// Every statement of the cycle belongs on the client that it is given, and the client must not
     /// outlive it: then to lose the lock is to lose the steps. What the cycle returns, its own error
     /// included, comes back in [`Led::Ran`]. A failed release is one warning and leaves it untouched.

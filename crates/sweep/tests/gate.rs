@@ -52,9 +52,12 @@ async fn number(client: &Client, query: &str) -> i64 {
     client.query_one(query, &[]).await.unwrap().get(0)
 }
 
+fn holders_query(lock_id: i64) -> String {
+    format!("select count(*) from pg_locks where locktype = 'advisory' and granted and objid = {lock_id}")
+}
+
 async fn holders(observer: &Client, lock_id: i64) -> i64 {
-    let query = format!("select count(*) from pg_locks where locktype = 'advisory' and granted and objid = {lock_id}");
-    number(observer, &query).await
+    number(observer, &holders_query(lock_id)).await
 }
 
 async fn backend_pid(client: &Client) -> i32 {
@@ -69,8 +72,7 @@ async fn wait_for(observer: &Client, expected: i64, query: &str) {
 }
 
 async fn wait_until_free(observer: &Client, lock_id: i64) {
-    let query = format!("select count(*) from pg_locks where locktype = 'advisory' and granted and objid = {lock_id}");
-    wait_for(observer, 0, &query).await;
+    wait_for(observer, 0, &holders_query(lock_id)).await;
 }
 
 #[tokio::test]
