@@ -27,6 +27,7 @@ use tracing::error;
 
 use crate::db::Db;
 use crate::error::Error;
+use crate::wake::Wake;
 
 /// What the edge needs to know; everything else it asks the database.
 #[derive(Clone, Debug)]
@@ -71,12 +72,14 @@ impl Default for Settings {
 pub struct App {
     pub db: Db,
     pub settings: Settings,
+    /// Told after each commit that may give a waiting pop something.
+    pub wake: Wake,
 }
 
 impl App {
     pub fn new(db: Db, settings: Settings) -> Arc<Self> {
         metrics::install();
-        Arc::new(Self { db, settings })
+        Arc::new(Self { db, settings, wake: Wake::new() })
     }
 }
 
