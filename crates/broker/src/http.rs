@@ -8,6 +8,7 @@ mod health;
 mod lease;
 mod metrics;
 mod params;
+mod path;
 mod pop;
 mod push;
 mod traces;
