@@ -4,6 +4,7 @@ pub mod bundle;
 pub mod config;
 pub mod db;
 pub mod dedup;
+pub mod embedded;
 pub mod error;
 pub mod http;
 pub mod id;
