@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -29,6 +29,7 @@ const READY_WAIT: Duration = Duration::from_secs(600);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const FAST_STOP_WAIT: Duration = Duration::from_secs(20);
 const IMMEDIATE_STOP_WAIT: Duration = Duration::from_secs(5);
+const LAST_LINES_WAIT: Duration = Duration::from_secs(2);
 /// A PostgreSQL that ends more often than this within the window is given up.
 const RESTARTS_MAX: usize = 3;
 const RESTARTS_WINDOW: Duration = Duration::from_secs(300);
@@ -306,10 +307,7 @@ fn run_once(launch: &Launch, shared: &Shared, state: &watch::Sender<State>) -> R
         child
     };
     state.send_replace(State::Running(pid_of(&child).as_raw()));
-    let copying = child.stderr.take().map(|stderr| {
-        let log = launch.log.clone();
-        std::thread::spawn(move || log.copy(stderr))
-    });
+    let copied = copy_to_log(&mut child, launch.log.clone());
     // Waits without reaping: the id stays ours until the lock is held.
     let waited = waitid(Id::Pid(pid_of(&child)), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
     let mut control = shared.control.lock().unwrap_or_else(PoisonError::into_inner);
@@ -317,11 +315,20 @@ fn run_once(launch: &Launch, shared: &Shared, state: &watch::Sender<State>) -> R
     control.pid = None;
     drop(control);
     waited.map_err(|error| error.to_string())?;
-    if let Some(copying) = copying {
-        // The last backend closes the pipe; the lines are wanted for the error.
-        let _ = copying.join();
-    }
+    // The last lines are wanted for the error; they come when the last backend closes the pipe.
+    let _ = copied.recv_timeout(LAST_LINES_WAIT);
     exit.map(|status| status.to_string())
+}
+
+/// The channel closes when everything is copied.
+fn copy_to_log(child: &mut Child, log: RotatingLog) -> mpsc::Receiver<()> {
+    let (sender, copied) = mpsc::channel();
+    let stderr = child.stderr.take().expect("spawned with a pipe");
+    std::thread::spawn(move || {
+        log.copy(stderr);
+        drop(sender);
+    });
+    copied
 }
 
 fn pid_of(child: &Child) -> Pid {

@@ -1,6 +1,7 @@
 //! Ebbtide's broker: ordered lanes, consumer groups and dead letters on PostgreSQL.
 
 pub mod bundle;
+pub mod cli;
 pub mod config;
 pub mod db;
 pub mod dedup;
@@ -8,6 +9,7 @@ pub mod embedded;
 pub mod error;
 pub mod http;
 pub mod id;
+pub mod logging;
 pub mod retention;
 pub mod segment;
 pub mod wake;

@@ -1,2 +1,7 @@
-//! The program.
-fn main() {}
+//! The program `ebbtide`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ebbtide::cli::main()
+}

@@ -1,0 +1,111 @@
+//! `ebbtide serve`: database, schema, retention, HTTP; and all of it down again in order.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::database::{self, Opened};
+use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
+use crate::db::Db;
+use crate::http::{self, App, PopWait, Settings};
+
+/// How long requests under way may take to finish when the server stops.
+const REQUESTS_WAIT: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let Some(opened) = database::open(&config.database, &stop).await? else { return Ok(()) };
+    let outcome = tokio::select! {
+        outcome = serve(&config, &opened, &stop) => outcome,
+        reason = opened.failed() => Err(anyhow::anyhow!("the embedded database failed: {reason}")),
+    };
+    stop.cancel();
+    opened.close().await;
+    info!(target: "serve", "stopped");
+    outcome
+}
+
+async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> anyhow::Result<()> {
+    let prepared = tokio::select! {
+        prepared = prepare(config, opened) => prepared?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    let (listener, app) = prepared;
+    say_ready(config, listener.local_addr()?, &opened.shown);
+    let serving = http::serve(listener, app, stop.clone().cancelled_owned());
+    let mut serving = std::pin::pin!(serving);
+    tokio::select! {
+        served = &mut serving => return served.context("the HTTP listener failed"),
+        () = stop.cancelled() => {}
+    }
+    match timeout(REQUESTS_WAIT, serving).await {
+        Ok(served) => served.context("the HTTP listener failed"),
+        Err(_) => {
+            warn!(target: "serve", "requests were cut off that did not finish in time");
+            Ok(())
+        }
+    }
+}
+
+async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, std::sync::Arc<App>)> {
+    let Config { server, log: _, database, retention: _, messaging } = config;
+    database::prepare_schema(opened, database.apply_schema).await?;
+    let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
+    let app = App::new(db, http_settings(server, messaging));
+    let listener = match TcpListener::bind(server.listen).await {
+        Ok(listener) => listener,
+        Err(error) => bail!("cannot listen on {}: {error}; PORT and QUEEN_BIND_ADDR choose another", server.listen),
+    };
+    Ok((listener, app))
+}
+
+fn http_settings(server: &Server, messaging: &Messaging) -> Settings {
+    let wait = messaging.pop_wait;
+    Settings {
+        body_bytes_max: server.max_body_bytes,
+        pop_timeout: Duration::from_millis(messaging.pop_timeout_ms),
+        subscribe_to_new: messaging.subscription_mode == SubscriptionMode::New,
+        pop_wait: PopWait {
+            initial: Duration::from_millis(wait.initial_interval_ms),
+            threshold: u32::try_from(wait.backoff_threshold).unwrap_or(u32::MAX),
+            multiplier: wait.backoff_multiplier,
+            longest: Duration::from_millis(wait.max_interval_ms),
+        },
+    }
+}
+
+/// The one line on standard output: scripts wait for it.
+fn say_ready(config: &Config, address: std::net::SocketAddr, database: &str) {
+    let retention = &config.retention;
+    let line = if config.log.json {
+        serde_json::json!({
+            "ready": true, "version": env!("CARGO_PKG_VERSION"), "address": format!("http://{address}"),
+            "database": database, "retention": {
+                "intervalMs": retention.interval_ms, "batchSize": retention.rows_max,
+                "partitionCleanupDays": retention.partition_cleanup_days,
+                "metricsRetentionDays": retention.metrics_retention_days,
+            },
+        })
+        .to_string()
+    } else {
+        let version = env!("CARGO_PKG_VERSION");
+        format!("ebbtide {version} ready: http://{address}, database {database}, {}", show_retention(retention))
+    };
+    // Nobody may be reading; the server runs all the same.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn show_retention(retention: &Retention) -> String {
+    let cleanup = retention.partition_cleanup_days.map_or_else(
+        || "empty partitions kept for ever".to_owned(),
+        |days| format!("empty partitions go after {days} days"),
+    );
+    format!(
+        "retention every {} ms by {} rows, {cleanup}, metrics go after {} days",
+        retention.interval_ms, retention.rows_max, retention.metrics_retention_days
+    )
+}

@@ -1,0 +1,27 @@
+//! The log: to standard error, as text or as one JSON object a line.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::Log;
+
+/// Starts the log of this process; once.
+///
+/// # Errors
+/// If the filter cannot be read, or there is a log already.
+pub fn init(settings: &Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::builder().parse(&settings.filter)?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = if settings.json {
+        log.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!("could not start the log: {error}"))
+}
+
+/// Whether there is a log, so that an error need not be printed bare.
+pub fn is_on() -> bool {
+    tracing::dispatcher::has_been_set()
+}
