@@ -102,6 +102,7 @@ async fn template(admin: &Client) -> String {
 }
 
 /// Waits for an observed fact: `query` must come to answer true.
+#[allow(clippy::disallowed_methods, reason = "the pause between two looks at the database")]
 pub async fn wait_until(client: &Client, what: &str, query: &str, params: &[&(dyn ToSql + Sync)]) {
     let started = tokio::time::Instant::now();
     while started.elapsed() < PATIENCE {
