@@ -9,6 +9,9 @@ pub enum Error {
     /// The request is wrong; the same request will fail again.
     #[error("{field}: {reason}")]
     Invalid { field: &'static str, reason: String },
+    /// A field that the request must have.
+    #[error("{0} is required")]
+    Missing(&'static str),
     /// The body is not what the route takes.
     #[error("bad body: {0}")]
     BadBody(String),
@@ -68,7 +71,7 @@ impl Error {
     /// The HTTP status that reports this failure.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Invalid { .. } | Self::BadBody(_) => StatusCode::BAD_REQUEST,
+            Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,

@@ -41,6 +41,9 @@ pub struct Settings {
     pub subscribe_to_new: bool,
     /// Pauses between the looks of a waiting pop that nobody wakes.
     pub pop_wait: PopWait,
+    /// After how many days an empty partition is deleted; `None` when never. It forgets its
+    /// transaction ids then, so no deduplication window may be longer.
+    pub partition_cleanup_days: Option<i32>,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -65,6 +68,7 @@ impl Default for Settings {
                 multiplier: 2.0,
                 longest: Duration::from_secs(1),
             },
+            partition_cleanup_days: Some(30),
         }
     }
 }

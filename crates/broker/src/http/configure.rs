@@ -1,20 +1,93 @@
 //! `POST /api/v1/configure` and `DELETE /api/v1/resources/queues/{queue}`.
 
+mod effect;
+mod options;
+
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::routing::delete;
+use axum::routing::{delete, post};
 use axum::{Json, Router};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::App;
+use super::body::RawBody;
 use super::path::Segments;
-use crate::db::configure::delete_queue_v1;
+use crate::db::configure::{configure_queue_v1, delete_queue_v1};
 use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
+use effect::Effect;
+
+const SECONDS_PER_DAY: i64 = 86_400;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/resources/queues/{queue}", delete(delete_queue))
+    Router::new()
+        .route("/api/v1/configure", post(configure))
+        .route("/api/v1/resources/queues/{queue}", delete(delete_queue))
+}
+
+async fn configure(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Value>, Error> {
+    let cleanup_seconds = app.settings.partition_cleanup_days.map(|days| i64::from(days) * SECONDS_PER_DAY);
+    let Configure { queue, options } = Configure::read(&body.json()?, cleanup_seconds)?;
+    let conn = app.db.conn().await?;
+    let stored = configure_queue_v1(&conn, &queue, &options, DEFAULT_TENANT).await?;
+    let effect = Effect::of(&stored.options)?;
+    Ok(Json(json!({
+        "configured": true,
+        "queueId": stored.queue_id.0,
+        "partitionId": null,
+        "queue": queue,
+        "namespace": stored.namespace,
+        "task": stored.task,
+        "storage": stored.storage,
+        "options": stored.options,
+        "retention": effect.in_force(),
+        "warnings": effect.warnings(cleanup_seconds),
+    })))
+}
+
+/// A request whose every value is one that the queue may have.
+struct Configure {
+    queue: String,
+    /// Argument of `configure_queue_v1`: what is not given is not in it.
+    options: Map<String, Value>,
+}
+
+impl Configure {
+    fn read(body: &Map<String, Value>, cleanup_seconds: Option<i64>) -> Result<Self, Error> {
+        let queue = text(body, "queue")?.ok_or(Error::Missing("queue"))?;
+        checked_name("queue", queue)?;
+        let mut options = options::read(body)?;
+        if let (Some(dedup), Some(cleanup)) =
+            (options.get("dedupWindowSeconds").and_then(Value::as_i64), cleanup_seconds)
+            && dedup > cleanup
+        {
+            let reason = format!("must be at most {cleanup}, the seconds of PARTITION_CLEANUP_DAYS");
+            return Err(Error::invalid("dedupWindowSeconds", reason));
+        }
+        for field in ["namespace", "task"] {
+            if let Some(name) = text(body, field)?.filter(|name| !name.is_empty()) {
+                options.insert(field.to_owned(), checked_name(field, name)?.into());
+            }
+        }
+        match text(body, "mode")? {
+            None | Some("replace") => {}
+            Some("merge") => {
+                options.insert("mode".to_owned(), "merge".into());
+            }
+            Some(_) => return Err(Error::invalid("mode", "must be \"replace\" or \"merge\"")),
+        }
+        Ok(Self { queue: queue.to_owned(), options })
+    }
+}
+
+/// The text of `field`; absent and `null` are both `None`.
+fn text<'a>(body: &'a Map<String, Value>, field: &'static str) -> Result<Option<&'a str>, Error> {
+    match body.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Error::invalid(field, "must be a string")),
+    }
 }
 
 /// One transaction, however large the queue: past the statement time-out nothing of it is deleted.
