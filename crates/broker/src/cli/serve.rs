@@ -52,10 +52,10 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
 }
 
 async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, std::sync::Arc<App>)> {
-    let Config { server, log: _, database, retention: _, messaging } = config;
+    let Config { server, log: _, database, retention, messaging } = config;
     database::prepare_schema(opened, database.apply_schema).await?;
     let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
-    let app = App::new(db, http_settings(server, messaging));
+    let app = App::new(db, http_settings(server, messaging, retention));
     let listener = match TcpListener::bind(server.listen).await {
         Ok(listener) => listener,
         Err(error) => bail!("cannot listen on {}: {error}; PORT and QUEEN_BIND_ADDR choose another", server.listen),
@@ -63,7 +63,7 @@ async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListene
     Ok((listener, app))
 }
 
-fn http_settings(server: &Server, messaging: &Messaging) -> Settings {
+fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) -> Settings {
     let wait = messaging.pop_wait;
     Settings {
         body_bytes_max: server.max_body_bytes,
@@ -75,6 +75,7 @@ fn http_settings(server: &Server, messaging: &Messaging) -> Settings {
             multiplier: wait.backoff_multiplier,
             longest: Duration::from_millis(wait.max_interval_ms),
         },
+        partition_cleanup_days: retention.partition_cleanup_days,
     }
 }
 
