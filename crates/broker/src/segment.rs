@@ -112,9 +112,10 @@ fn put(plain: &mut Vec<u8>, frame: &Frame<'_>) -> Result<(), Error> {
     plain.reserve(LENGTH_BYTES + body_len);
     let start = plain.len();
     plain.extend_from_slice(&u32::try_from(body_len).expect("less than the largest segment").to_le_bytes());
-    let flags = u8::from(frame.trace_id.is_some()) * HAS_TRACE
-        | u8::from(frame.producer.is_some()) * HAS_PRODUCER
-        | u8::from(frame.is_encrypted) * IS_ENCRYPTED;
+    let flag = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+    let flags = flag(frame.trace_id.is_some(), HAS_TRACE)
+        | flag(frame.producer.is_some(), HAS_PRODUCER)
+        | flag(frame.is_encrypted, IS_ENCRYPTED);
     plain.push(flags);
     plain.extend_from_slice(frame.message_id.as_bytes());
     if let Some(trace_id) = frame.trace_id {
