@@ -29,6 +29,7 @@ use tracing::error;
 use crate::db::Db;
 use crate::error::Error;
 use crate::wake::Wake;
+pub use lease::Leases;
 
 /// What the edge needs to know; everything else it asks the database.
 #[derive(Clone, Debug)]
@@ -79,12 +80,13 @@ pub struct App {
     pub settings: Settings,
     /// Told after each commit that may give a waiting pop something.
     pub wake: Wake,
+    pub leases: Leases,
 }
 
 impl App {
     pub fn new(db: Db, settings: Settings) -> Arc<Self> {
         metrics::install();
-        Arc::new(Self { db, settings, wake: Wake::new() })
+        Arc::new(Self { db, settings, wake: Wake::new(), leases: Leases::default() })
     }
 }
 
@@ -116,6 +118,12 @@ pub fn router(app: Arc<App>) -> Router {
 pub async fn serve(
     listener: TcpListener, app: Arc<App>, stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
+    let wake = app.wake.clone();
+    let stop = async move {
+        stop.await;
+        // A parked pop would otherwise hold the stop up until its time is over.
+        wake.close();
+    };
     let service = tower::util::MapRequestLayer::new(one_leading_slash).layer(router(app));
     axum::serve(listener, axum::ServiceExt::<Request>::into_make_service(service)).with_graceful_shutdown(stop).await
 }

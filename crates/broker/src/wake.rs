@@ -7,7 +7,7 @@
 mod peers;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -38,6 +38,7 @@ pub struct Wake {
 #[derive(Default)]
 struct Shared {
     parked: Parked,
+    closed: AtomicBool,
     lines: Mutex<Lines>,
     outbox: Outbox,
 }
@@ -140,6 +141,22 @@ impl Wake {
         Some(waiter)
     }
 
+    /// The server stops: every parked pop ends its wait and none begins another.
+    pub fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        let mut lines = self.lines();
+        for queue in lines.queues.values_mut() {
+            queue.wake(usize::MAX);
+        }
+        for groups in lines.discovery.values_mut() {
+            wake_each(groups, usize::MAX);
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
     /// How many pops are parked, or looking between two parkings.
     pub fn parked(&self) -> usize {
         self.shared.parked.0.load(Ordering::Acquire)
@@ -155,7 +172,7 @@ impl QueueLines {
     fn wake(&mut self, partitions: usize) {
         wake_each(&mut self.any, partitions);
         for groups in self.partitions.values_mut() {
-            wake_each(groups, 1);
+            wake_each(groups, partitions);
         }
     }
 

@@ -35,6 +35,7 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
         () = stop.cancelled() => return Ok(()),
     };
     let (listener, app) = prepared;
+    tokio::spawn(app.wake.clone().listen(opened.direct.clone(), stop.clone()));
     say_ready(config, listener.local_addr()?, &opened.shown);
     let serving = http::serve(listener, app, stop.clone().cancelled_owned());
     let mut serving = std::pin::pin!(serving);

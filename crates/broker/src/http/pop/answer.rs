@@ -1,0 +1,186 @@
+//! The answer of a pop: JSON written by hand around payloads that are copied as they were sent.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response as HttpResponse};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use jiff::Timestamp;
+use metrics::counter;
+
+use super::command::{Pop, Source};
+use super::leased::Leased;
+use crate::db::pop::Delivery;
+use crate::error::Error;
+use crate::segment::Segment;
+
+/// From here on unpacking is long enough to keep other requests of the thread waiting.
+const LONG_BYTES: usize = 128 << 10;
+/// How much of an answer the connection takes at a time; it asks for more as the client reads.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// The 200 answer. The lease is released if the connection does not take all of it.
+pub(super) async fn found(pop: &Pop, mut leased: Leased) -> Result<Response, Error> {
+    let deliveries = std::mem::take(&mut leased.deliveries);
+    let messages: usize = deliveries.iter().map(|delivery| delivery.take).sum();
+    let head = Head::new(pop, &deliveries);
+    let blob_bytes: usize = deliveries.iter().map(|delivery| delivery.blob.len()).sum();
+    let text = if blob_bytes < LONG_BYTES {
+        head.render(&deliveries)?
+    } else {
+        let rendering = tokio::task::spawn_blocking(move || head.render(&deliveries));
+        rendering.await.expect("rendering returns its failures")?
+    };
+    counter!("ebbtide_pop_messages_total").increment(messages as u64);
+    let body = Answer { rest: Bytes::from(text), leased };
+    let mut response = HttpResponse::new(Body::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+/// What the answer says once, and each message again.
+struct Head {
+    queue: String,
+    lease_id: String,
+    group: String,
+    autopilot: Option<String>,
+}
+
+impl Head {
+    fn new(pop: &Pop, deliveries: &[Delivery]) -> Self {
+        let claim = &pop.claim;
+        let queue = match &pop.source {
+            Source::Matching { .. } => String::new(),
+            Source::Queue(_) | Source::Partition { .. } => deliveries[0].queue.clone(),
+        };
+        let autopilot = pop.autopilot_wait_ms.map(|ms| {
+            format!(r#","autopilot":{{"partitions":{},"batch":{},"waitMs":{ms}}}"#, claim.partitions, claim.budget)
+        });
+        let lease_id = if claim.auto_ack { String::new() } else { claim.worker.clone() };
+        Self { queue, lease_id, group: claim.group.clone(), autopilot }
+    }
+
+    fn render(&self, deliveries: &[Delivery]) -> Result<Vec<u8>, Error> {
+        let first = &deliveries[0];
+        let partitions: HashSet<_> = deliveries.iter().map(|delivery| delivery.partition_id).collect();
+        let mut out = Vec::with_capacity(1024);
+        out.extend_from_slice(br#"{"success":true,"queue":"#);
+        put_text(&mut out, &self.queue);
+        put(&mut out, r#","partition":"#);
+        put_text(&mut out, &first.partition);
+        put(
+            &mut out,
+            &format!(r#","partitionId":"{}","leaseId":"{}","consumerGroup":"#, first.partition_id, self.lease_id),
+        );
+        put_text(&mut out, &self.group);
+        put(&mut out, &format!(r#","partitionsClaimed":{},"messages":["#, partitions.len()));
+        for delivery in deliveries {
+            self.put_messages(&mut out, delivery)?;
+        }
+        // Every message ends in a comma, so that none needs to know whether it is the first.
+        out.pop();
+        out.push(b']');
+        put(&mut out, self.autopilot.as_deref().unwrap_or_default());
+        out.push(b'}');
+        Ok(out)
+    }
+
+    fn put_messages(&self, out: &mut Vec<u8>, delivery: &Delivery) -> Result<(), Error> {
+        let segment = Segment::unpack(&delivery.blob)?;
+        if segment.len() != delivery.msg_count {
+            return Err(Error::Corrupt(format!(
+                "the segment at {} of partition {} holds {} messages instead of {}",
+                delivery.base_offset,
+                delivery.partition_id,
+                segment.len(),
+                delivery.msg_count
+            )));
+        }
+        let mut tail = Vec::new();
+        put(&mut tail, &format!(r#","createdAt":"{}","queue":"#, utc_text(delivery.created_at)));
+        put_text(&mut tail, &delivery.queue);
+        put(&mut tail, &format!(r#","partitionId":"{}","partition":"#, delivery.partition_id));
+        put_text(&mut tail, &delivery.partition);
+        put(&mut tail, &format!(r#","leaseId":"{}","consumerGroup":"#, self.lease_id));
+        put_text(&mut tail, &self.group);
+        put(&mut tail, "},");
+        for frame in segment.frames().skip(delivery.start_idx).take(delivery.take) {
+            put(out, &format!(r#"{{"id":"{}","transactionId":"#, frame.message_id));
+            put_text(out, frame.transaction_id);
+            match frame.trace_id {
+                Some(id) => put(out, &format!(r#","traceId":"{id}","data":"#)),
+                None => put(out, r#","traceId":null,"data":"#),
+            }
+            out.extend_from_slice(frame.payload);
+            put(out, r#","producerSub":"#);
+            match frame.producer {
+                Some(producer) => put_text(out, producer),
+                None => put(out, "null"),
+            }
+            out.extend_from_slice(&tail);
+        }
+        Ok(())
+    }
+}
+
+fn put(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("memory takes everything");
+}
+
+/// UTC with exactly six digits: clients parse a fixed width.
+pub(crate) fn utc_text(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}
+
+/// A body that knows whether it was taken.
+struct Answer {
+    rest: Bytes,
+    leased: Leased,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.rest.is_empty() {
+            return Poll::Ready(None);
+        }
+        let len = self.rest.len().min(CHUNK_BYTES);
+        let chunk = self.rest.split_to(len);
+        if self.rest.is_empty() {
+            self.leased.delivered();
+        }
+        Poll::Ready(Some(Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_six_digits_and_a_z() {
+        let whole: Timestamp = "2026-08-28T10:11:12Z".parse().expect("a time");
+        assert_eq!(utc_text(whole), "2026-08-28T10:11:12.000000Z");
+        let micros: Timestamp = "2026-08-28T10:11:12.12345Z".parse().expect("a time");
+        assert_eq!(utc_text(micros), "2026-08-28T10:11:12.123450Z");
+    }
+}

@@ -1,0 +1,128 @@
+//! A pop request, checked.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::super::Settings;
+use super::super::params::Params;
+use crate::db::pop::Claim;
+use crate::error::Error;
+use crate::id::{QUEUE_MODE, checked_name};
+use crate::wake::Interest;
+
+/// A larger batch is cut to this.
+const BATCH_MAX: i64 = 10_000;
+const BATCH_DEFAULT: i64 = 200;
+/// More partitions are cut to this. A call looks at no more than 512, whatever it may claim.
+const PARTITIONS_MAX: i64 = 1_000;
+/// What autopilot claims: one consumer gets some breadth, several still share a queue.
+const AUTOPILOT_PARTITIONS: i64 = 4;
+/// A longer wait is cut to this.
+const TIMEOUT_MS_MAX: i64 = 600_000;
+/// A week; a longer lease is refused, since it outlives what could still acknowledge it.
+pub(crate) const LEASE_SECONDS_MAX: i64 = 7 * 24 * 3600;
+
+/// Where a pop takes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Queue(String),
+    Partition {
+        queue: String,
+        partition: String,
+    },
+    /// An empty filter matches everything; not both are empty.
+    Matching {
+        namespace: String,
+        task: String,
+    },
+}
+
+/// A pop that can be carried out.
+#[derive(Debug)]
+pub(super) struct Pop {
+    pub(super) source: Source,
+    pub(super) claim: Claim,
+    /// How long to wait for a message; `None` looks once.
+    pub(super) wait: Option<Duration>,
+    /// What the answer tells a client that let the server choose.
+    pub(super) autopilot_wait_ms: Option<u128>,
+}
+
+impl Source {
+    pub(super) fn queue(queue: String) -> Result<Self, Error> {
+        checked_name("queue", &queue)?;
+        Ok(Self::Queue(queue))
+    }
+
+    pub(super) fn partition(queue: String, partition: String) -> Result<Self, Error> {
+        checked_name("queue", &queue)?;
+        checked_name("partition", &partition)?;
+        Ok(Self::Partition { queue, partition })
+    }
+
+    /// `None` if the request names neither filter.
+    pub(super) fn matching(params: &Params) -> Result<Option<Self>, Error> {
+        let namespace = checked_text(params, "namespace")?;
+        let task = checked_text(params, "task")?;
+        let is_given = !namespace.is_empty() || !task.is_empty();
+        Ok(is_given.then_some(Self::Matching { namespace, task }))
+    }
+
+    pub(super) fn interest(&self) -> Interest {
+        match self {
+            Self::Queue(queue) => Interest::Queue(queue.clone()),
+            Self::Partition { queue, partition } => {
+                Interest::Partition { queue: queue.clone(), partition: partition.clone() }
+            }
+            Self::Matching { namespace, task } => {
+                Interest::Discovery { namespace: namespace.clone(), task: task.clone() }
+            }
+        }
+    }
+}
+
+impl Pop {
+    pub(super) fn new(source: Source, params: &Params, settings: &Settings) -> Result<Self, Error> {
+        if params.flag("conflation")? {
+            return Err(Error::invalid("conflation", "is not available in this version"));
+        }
+        let autopilot = params.flag("autopilot")?;
+        let partitions_default = if autopilot { AUTOPILOT_PARTITIONS } else { 1 };
+        let wait = params.flag("wait")?;
+        let timeout_ms = positive(params, "timeout", TIMEOUT_MS_MAX)?;
+        let timeout = timeout_ms.map_or(settings.pop_timeout, |ms| Duration::from_millis(ms.unsigned_abs()));
+        let group = checked_text(params, "consumerGroup")?;
+        let sub_mode = checked_text(params, "subscriptionMode")?;
+        let mode_default = if settings.subscribe_to_new { "new" } else { "all" };
+        let claim = Claim {
+            group: if group.is_empty() { QUEUE_MODE.to_owned() } else { group },
+            partitions: as_int(positive(params, "partitions", PARTITIONS_MAX)?.unwrap_or(partitions_default)),
+            budget: as_int(positive(params, "batch", BATCH_MAX)?.unwrap_or(BATCH_DEFAULT)),
+            lease_seconds: params.integer("leaseSeconds", 1..=LEASE_SECONDS_MAX)?.map(as_int),
+            worker: Uuid::now_v7().to_string(),
+            auto_ack: params.flag("autoAck")?,
+            sub_mode: if sub_mode.is_empty() { mode_default.to_owned() } else { sub_mode },
+            sub_from: checked_text(params, "subscriptionFrom")?,
+        };
+        Ok(Self {
+            source,
+            claim,
+            wait: wait.then_some(timeout),
+            autopilot_wait_ms: autopilot.then_some(settings.pop_wait.initial.as_millis()),
+        })
+    }
+}
+
+/// A whole number of at least 1, cut to `most`.
+fn positive(params: &Params, name: &'static str, most: i64) -> Result<Option<i64>, Error> {
+    Ok(params.integer(name, 1..=i64::MAX)?.map(|value| value.min(most)))
+}
+
+fn as_int(value: i64) -> i32 {
+    i32::try_from(value).expect("cut or refused above its limit")
+}
+
+fn checked_text(params: &Params, name: &'static str) -> Result<String, Error> {
+    params.text(name).map_or(Ok(String::new()), |text| checked_name(name, text).map(str::to_owned))
+}
