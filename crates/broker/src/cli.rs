@@ -1,5 +1,6 @@
 //! The command line: arguments ─► checked config ─► one command, one file each.
 
+mod bench;
 mod database;
 mod migrate;
 mod serve;
@@ -27,6 +28,8 @@ enum Command {
     Serve(Settings),
     /// Install or upgrade the schema, and exit.
     Migrate(Settings),
+    /// Measure a server against its database, and clean up.
+    Bench(bench::Bench),
 }
 
 impl Command {
@@ -34,6 +37,7 @@ impl Command {
         match self {
             Self::Serve(settings) => settings.run(serve::run),
             Self::Migrate(settings) => settings.run(migrate::run),
+            Self::Bench(bench) => bench.run(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Connections to PostgreSQL: where it is, how it is reached, and the one way a statement runs.
 
 pub mod ack;
+pub mod bench;
 pub mod configure;
 pub mod dead_letters;
 pub mod lease;
