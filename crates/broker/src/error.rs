@@ -43,6 +43,9 @@ pub enum Error {
     /// A transaction's acknowledgement was refused.
     #[error("{0}")]
     AckRejected(String),
+    /// A transaction dead-letters messages whose payloads it was not given; the text lists them as JSON.
+    #[error("dead letters are needed: {0}")]
+    LettersNeeded(String),
     /// The stored data contradicts its own format.
     #[error("corrupt data: {0}")]
     Corrupt(String),
@@ -80,6 +83,7 @@ impl Error {
             | Self::Retryable(_)
             | Self::StatementTimeout
             | Self::ForeignKey
+            | Self::LettersNeeded(_)
             | Self::Corrupt(_)
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -100,6 +104,8 @@ pub mod code {
     pub const ACK_REJECTED: &str = "QN002";
     /// A transaction pushed a stored transaction id.
     pub const DUPLICATE: &str = "QN003";
+    /// A transaction needs the payloads of messages that it dead-letters.
+    pub const LETTERS_NEEDED: &str = "QN004";
 }
 
 impl From<tokio_postgres::Error> for Error {
@@ -116,6 +122,9 @@ impl From<tokio_postgres::Error> for Error {
             state if state.code() == code::PARTITION_VANISHED => Self::Retryable(message),
             state if state.code() == code::ACK_REJECTED => Self::AckRejected(message),
             state if state.code() == code::DUPLICATE => Self::Duplicate(message),
+            state if state.code() == code::LETTERS_NEEDED => {
+                Self::LettersNeeded(db.detail().unwrap_or_default().to_owned())
+            }
             &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::T_R_SERIALIZATION_FAILURE => Self::Retryable(message),
             &SqlState::LOCK_NOT_AVAILABLE => Self::LockTimeout,
             &SqlState::FOREIGN_KEY_VIOLATION => Self::ForeignKey,

@@ -1,11 +1,69 @@
-//! Routes of ack.
+//! Acknowledgement of delivered messages, one or many.
+
+mod carry_out;
+pub(super) mod element;
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::App;
+use super::body::RawBody;
+use crate::error::Error;
+use element::Wire;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
+    Router::new().route("/api/v1/ack", post(one)).route("/api/v1/ack/batch", post(many))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Many<'a> {
+    #[serde(borrow)]
+    acknowledgments: Vec<Wire<'a>>,
+    #[serde(borrow)]
+    consumer_group: Option<&'a RawValue>,
+}
+
+/// The answer to one acknowledgement.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Reply {
+    index: usize,
+    transaction_id: Option<String>,
+    success: bool,
+    error: Option<String>,
+    lease_released: bool,
+    dlq: bool,
+    noop: bool,
+}
+
+async fn one(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
+    let wire: Wire<'_> = body.json()?;
+    answer(&app, &[wire], None).await
+}
+
+async fn many(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
+    let Many { acknowledgments, consumer_group } = body.json()?;
+    let group = element::text("consumerGroup", consumer_group)?;
+    element::group_or_queue_mode(group.as_deref())?;
+    answer(&app, &acknowledgments, group.as_deref()).await
+}
+
+async fn answer(app: &App, sent: &[Wire<'_>], group: Option<&str>) -> Result<Json<Vec<Reply>>, Error> {
+    let mut replies: Vec<Reply> = (0..sent.len()).map(|index| Reply { index, ..Reply::default() }).collect();
+    let mut elements = Vec::with_capacity(sent.len());
+    for (wire, reply) in sent.iter().zip(&mut replies) {
+        reply.transaction_id = wire.echoed_id();
+        match wire.checked(group) {
+            Ok(element) => elements.push((reply.index, element)),
+            Err(error) => reply.error = Some(error.to_string()),
+        }
+    }
+    carry_out::carry_out(app, &elements, &mut replies).await?;
+    Ok(Json(replies))
 }

@@ -1,11 +1,126 @@
-//! Routes of dead letters.
+//! Dead letters: the list of them, and the snapshots that they hold.
+
+pub(super) mod snapshot;
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::App;
+use super::params::Params;
+use crate::db::dead_letters::{Filter, Listed, log_dlq_list_v1};
+use crate::error::Error;
+
+const LIMIT_DEFAULT: i64 = 100;
+const LIMIT_MAX: i64 = 1000;
+const OFFSET_MAX: i64 = i32::MAX as i64;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
+    Router::new().route("/api/v1/dlq", get(list))
+}
+
+#[derive(Serialize)]
+struct Page {
+    messages: Vec<Message>,
+    pagination: Pagination,
+    /// How many the filters let through, on all pages together.
+    total: i64,
+}
+
+#[derive(Serialize)]
+struct Pagination {
+    limit: i64,
+    offset: i64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Message {
+    id: Uuid,
+    message_id: Option<Uuid>,
+    transaction_id: Option<String>,
+    partition_id: Uuid,
+    queue: String,
+    partition: String,
+    consumer_group: String,
+    offset: i64,
+    error_message: Option<String>,
+    retry_count: i32,
+    data: Option<Box<RawValue>>,
+    producer_sub: Option<String>,
+    created_at: String,
+    failed_at: String,
+}
+
+async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>, Error> {
+    let filter = Filter {
+        queue: storable("queue", params.text("queue"))?,
+        group: storable("consumerGroup", params.text("consumerGroup"))?,
+        partition: storable("partition", params.text("partition"))?,
+        from: instant("from", params.text("from"))?,
+        to: instant("to", params.text("to"))?,
+    };
+    let limit = params.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
+    let offset = params.integer("offset", 0..=OFFSET_MAX)?.unwrap_or(0);
+    let conn = app.db.conn().await?;
+    let within = |number: i64| i32::try_from(number).expect("the range was checked");
+    let (total, page) = log_dlq_list_v1(&conn, &filter, within(limit), within(offset)).await?;
+    let messages = page.into_iter().map(Message::from).collect();
+    Ok(Json(Page { messages, pagination: Pagination { limit, offset }, total }))
+}
+
+/// A filter that PostgreSQL can compare with; no name has U+0000 in it.
+fn storable<'a>(field: &'static str, text: Option<&'a str>) -> Result<Option<&'a str>, Error> {
+    match text {
+        Some(text) if text.contains('\0') => Err(Error::invalid(field, "must not contain U+0000")),
+        text => Ok(text),
+    }
+}
+
+/// A time without a zone is UTC.
+fn instant(field: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, Error> {
+    text.map(|text| {
+        // In a query string an unescaped plus sign arrives as a space.
+        let zoned = text.parse().or_else(|_| text.replace(' ', "+").parse());
+        let utc =
+            || text.parse::<DateTime>().and_then(|time| time.to_zoned(TimeZone::UTC)).map(|time| time.timestamp());
+        zoned.or_else(|_| utc()).map_err(|_| Error::invalid(field, "must be an ISO 8601 time"))
+    })
+    .transpose()
+}
+
+impl From<Listed> for Message {
+    fn from(row: Listed) -> Self {
+        let failed_at = format!("{:.6}", row.failed_at);
+        Self {
+            id: row.id,
+            message_id: row.message_id,
+            transaction_id: row.transaction_id,
+            partition_id: row.partition_id,
+            queue: row.queue,
+            partition: row.partition,
+            consumer_group: row.group,
+            offset: row.offset,
+            error_message: row.error,
+            retry_count: row.retry_count,
+            data: row.payload.map(verbatim),
+            producer_sub: None,
+            created_at: failed_at.clone(),
+            failed_at,
+        }
+    }
+}
+
+/// The payload as it was pushed. What is no JSON (nothing files such a thing) is shown as a string.
+fn verbatim(payload: String) -> Box<RawValue> {
+    RawValue::from_string(payload.clone())
+        .unwrap_or_else(|_| serde_json::value::to_raw_value(&payload).expect("a string is JSON"))
 }

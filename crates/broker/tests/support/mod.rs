@@ -1,6 +1,7 @@
 //! A server on a database of its own: the one place where tests touch the API.
 #![allow(dead_code, unreachable_pub, reason = "each test binary includes this module and uses a part")]
 
+pub mod lane;
 pub mod log;
 
 use std::sync::Arc;
