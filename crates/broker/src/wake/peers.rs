@@ -223,6 +223,8 @@ async fn connect(target: &Target) -> Result<(Client, Receiver<String>), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wake::Interest;
+    use futures_util::FutureExt;
 
     #[test]
     fn a_notice_names_queues_with_their_counts() {
@@ -255,6 +257,23 @@ mod tests {
             n += 1;
         }
         assert!(100 < n, "many fit: {n}");
+    }
+
+    #[test]
+    fn a_notice_wakes_others_and_not_its_sender() {
+        let wake = Wake::new();
+        let mut waiter = wake.wait(Interest::Queue("orders".to_owned()), "g").expect("room");
+        let (me, other) = (Uuid::now_v7(), Uuid::now_v7());
+        let mut pending = Pending::default();
+        pending.add("orders");
+        wake.heard(&pending.payload(me), me);
+        assert!(waiter.woken().now_or_never().is_none(), "its own");
+        wake.heard(&pending.payload(other), me);
+        assert!(waiter.woken().now_or_never().is_some());
+        wake.heard(&format!("{}\n{EVERYTHING}", other.simple()), me);
+        assert!(waiter.woken().now_or_never().is_some(), "too many to name");
+        wake.heard("nonsense", me);
+        assert!(waiter.woken().now_or_never().is_none());
     }
 
     #[test]

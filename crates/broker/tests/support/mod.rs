@@ -117,6 +117,16 @@ pub async fn wait_until(client: &Client, what: &str, query: &str, params: &[&(dy
     panic!("gave up waiting until {what}");
 }
 
+/// Waits for a fact inside this process.
+#[allow(clippy::disallowed_methods, reason = "the pause between two looks at an observed fact")]
+pub async fn until(what: &str, fact: impl Fn() -> bool) {
+    let started = tokio::time::Instant::now();
+    while !fact() {
+        assert!(started.elapsed() < PATIENCE, "gave up waiting until {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// A broker: a database of its own, and an HTTP server on a free loopback port.
 pub struct Broker {
     pub app: Arc<App>,
