@@ -3,6 +3,8 @@
 
 pub mod lane;
 pub mod log;
+pub mod partition;
+pub mod random;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,11 @@
+//! Deletion by policy: every rule, every edge, against a real database.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cleanup;
+mod cost;
+mod differential;
+mod eviction;
+mod purge;
+mod rules;
