@@ -1,1 +1,199 @@
-//! The five phases of a cycle, in order.
+//! The background deletion: paces cycles, elects their leader, and says what became of them.
+
+mod cycle;
+
+use std::time::Duration;
+
+use ebbtide_sweep::{AdvisoryGate, Every, GateError, LeaderGate, Led, LineLimit, Pace, PhaseReport, Report};
+use metrics::{counter, gauge, histogram};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info};
+
+use crate::config;
+use crate::db::Target;
+use crate::error::Error;
+pub use cycle::{Swept, phase};
+
+/// The session advisory lock that elects the leader, on every server of the database.
+pub const LOCK_ID: i64 = 737_001;
+/// Phase 4 scans every partition, and its window is days.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
+const CYCLE_ERROR_GAP: Duration = Duration::from_secs(30);
+const METRICS_ERROR_GAP: Duration = Duration::from_secs(60);
+/// How long a network that swallows packets may hold up a cycle.
+const NETWORK_WAIT: Duration = Duration::from_secs(30);
+
+/// What a cycle is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// From cycle start to cycle start.
+    pub interval: Duration,
+    /// Rows that one step deletes at most: the longest time that a push waits for it.
+    pub rows_max: i32,
+    /// Days of silence after which an empty partition goes; `None` keeps it for ever.
+    pub cleanup_days: Option<i32>,
+    /// Age in days at which metrics and the audit of deletions go.
+    pub metrics_days: i32,
+}
+
+impl From<&config::Retention> for Settings {
+    fn from(checked: &config::Retention) -> Self {
+        Self {
+            interval: Duration::from_millis(checked.interval_ms),
+            rows_max: checked.rows_max,
+            cleanup_days: checked.partition_cleanup_days,
+            metrics_days: checked.metrics_retention_days,
+        }
+    }
+}
+
+/// Runs cycles until `cancel` is cancelled; a step in flight runs to its end.
+///
+/// `target` must reach the database directly: leadership is a session's.
+pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) {
+    info!(
+        target: "retention",
+        interval_ms = settings.interval.as_millis(),
+        lock_id = LOCK_ID,
+        batch_size = settings.rows_max,
+        metrics_days = settings.metrics_days,
+        cleanup_days = settings.cleanup_days,
+        "started"
+    );
+    let mut gate = gate(target);
+    let mut pace = Pace::new(settings.interval);
+    let mut cleanup = Every::new(CLEANUP_INTERVAL);
+    let mut told = Told::default();
+    while let Some(started) = pace.next(&cancel).await {
+        let cleanup_due = cleanup.is_due(started);
+        let led = gate.as_leader(async |db| cycle::run(&db, &settings, cleanup_due, None, &cancel).await).await;
+        if matches!(&led, Ok(Led::Ran(swept)) if swept.report.phase(phase::CLEANUP).is_some()) {
+            cleanup.restart(started);
+        }
+        told.tell(&led);
+    }
+}
+
+/// Runs one cycle, every phase due, unless another session leads.
+///
+/// # Errors
+/// If no leader could be elected. Failures of the cycle itself are in its report.
+pub async fn once(target: Target, settings: &Settings, cancel: &CancellationToken) -> Result<Led<Swept>, GateError> {
+    let mut gate = gate(target);
+    gate.as_leader(async |db| cycle::run(&db, settings, true, None, cancel).await).await
+}
+
+fn gate(mut target: Target) -> AdvisoryGate {
+    target.config.connect_timeout(NETWORK_WAIT).tcp_user_timeout(NETWORK_WAIT);
+    target.config.keepalives_idle(NETWORK_WAIT / 3);
+    AdvisoryGate::new(LOCK_ID, move || {
+        let target = target.clone();
+        async move {
+            let (client, connection) = target.config.connect(target.connector()).await?;
+            let driver = tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    debug!(target: "retention", %error, "connection ended");
+                }
+            });
+            Ok((client, driver))
+        }
+    })
+}
+
+/// What was said lately, so that an outage does not fill the log.
+struct Told {
+    cycle_errors: LineLimit,
+    metrics_errors: LineLimit,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self { cycle_errors: LineLimit::new(CYCLE_ERROR_GAP), metrics_errors: LineLimit::new(METRICS_ERROR_GAP) }
+    }
+}
+
+impl Told {
+    fn tell(&mut self, led: &Result<Led<Swept>, GateError>) {
+        let outcome = match led {
+            Ok(Led::Skipped) => "skipped",
+            Ok(Led::Ran(swept)) => self.tell_swept(swept),
+            Err(error) => {
+                self.tell_failed(&full(error), 1);
+                "failed"
+            }
+        };
+        counter!("ebbtide_retention_cycles_total", "outcome" => outcome).increment(1);
+    }
+
+    fn tell_swept(&mut self, swept: &Swept) -> &'static str {
+        log_swept(swept);
+        count(&swept.report);
+        if let Some(metrics) = swept.report.phase(phase::METRICS)
+            && let Some(error) = &metrics.first_error
+            && let Some(suppressed) = self.metrics_errors.admit()
+        {
+            error!(target: "retention", error = full(error), suppressed, "metrics purge failed");
+        }
+        match (swept.report.first_error(), swept.as_of) {
+            (Some(error), _) => {
+                let failures = swept.report.phases().iter().filter(|p| !p.is_minor).map(|p| p.failures).sum();
+                self.tell_failed(&full(error), failures);
+                "failed"
+            }
+            (None, Some(as_of)) => {
+                gauge!("ebbtide_retention_last_success_timestamp_seconds").set(as_of.as_duration().as_secs_f64());
+                "succeeded"
+            }
+            (None, None) => "cancelled",
+        }
+    }
+
+    fn tell_failed(&mut self, error: &str, failures: u64) {
+        if let Some(suppressed) = self.cycle_errors.admit() {
+            error!(target: "retention", error, failures, suppressed, "cycle failed");
+        }
+    }
+}
+
+/// The error and what caused it, on one line.
+fn full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// At info only when data went: an idle server stays silent, and so does one that only trims its metrics.
+fn log_swept(swept: &Swept) {
+    let Swept { report, queues, metrics, as_of: _ } = swept;
+    let queues = queues.len();
+    let segments_deleted = report.deleted(phase::RETENTION);
+    let txns_purged = report.deleted(phase::TXNS);
+    let max_wait_evicted = report.deleted(phase::EVICTION);
+    let partitions_deleted = report.deleted(phase::CLEANUP);
+    let metrics_purge = metrics.to_string();
+    let elapsed_ms = report.elapsed().as_millis();
+    macro_rules! line {
+        ($level:ident) => {
+            $level!(
+                target: "retention", queues, segments_deleted, txns_purged, max_wait_evicted,
+                partitions_deleted, metrics_purge, elapsed_ms, "swept"
+            )
+        };
+    }
+    if report.anything_went() { line!(info) } else { line!(debug) }
+}
+
+fn count(report: &Report<Error>) {
+    for PhaseReport { name, deleted, failures, .. } in report.phases() {
+        counter!("ebbtide_retention_deleted_rows_total", "phase" => *name).increment(*deleted);
+        counter!("ebbtide_retention_failed_steps_total", "phase" => *name).increment(*failures);
+    }
+    let pinned = report.phase(phase::RETENTION).map_or(0, |phase| phase.kept.iter().map(|(_, count)| count).sum());
+    #[allow(clippy::cast_precision_loss, reason = "a count of partitions, for a graph")]
+    gauge!("ebbtide_retention_pinned_partitions").set(pinned as f64);
+    histogram!("ebbtide_retention_cycle_seconds").record(report.elapsed().as_secs_f64());
+}
