@@ -28,6 +28,7 @@ use tracing::error;
 
 use crate::db::Db;
 use crate::error::Error;
+use crate::telemetry::Telemetry;
 use crate::wake::Wake;
 pub use lease::Leases;
 
@@ -81,12 +82,14 @@ pub struct App {
     /// Told after each commit that may give a waiting pop something.
     pub wake: Wake,
     pub leases: Leases,
+    pub telemetry: Arc<Telemetry>,
 }
 
 impl App {
     pub fn new(db: Db, settings: Settings) -> Arc<Self> {
         metrics::install();
-        Arc::new(Self { db, settings, wake: Wake::new(), leases: Leases::default() })
+        let telemetry = Arc::new(Telemetry::new());
+        Arc::new(Self { db, settings, wake: Wake::new(), leases: Leases::default(), telemetry })
     }
 }
 
@@ -105,7 +108,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(traces::routes())
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
-        .route_layer(axum::middleware::from_fn(metrics::measure))
+        .route_layer(axum::middleware::from_fn_with_state(app.clone(), metrics::measure))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(DefaultBodyLimit::max(app.settings.body_bytes_max))
         .with_state(app)

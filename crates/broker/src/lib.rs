@@ -12,4 +12,5 @@ pub mod id;
 pub mod logging;
 pub mod retention;
 pub mod segment;
+pub mod telemetry;
 pub mod wake;

@@ -1,11 +1,6 @@
 -- Traces: what a consumer noted about a message. They outlive messages, partitions and queues.
 -- Data travels as text in these answers, since as jsonb it would lose key order and refuse a NUL escape.
 
--- A time as listings print it: UTC, milliseconds.
-create or replace function queen.iso_milliseconds(p_at timestamptz) returns text stable language sql as $$
-    select to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
-$$;
-
 -- Notes something about a message, which need not exist, nor its partition.
 --
 -- Lock:   none but the rows it inserts.

@@ -13,6 +13,7 @@ use super::database::{self, Opened};
 use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
 use crate::http::{self, App, PopWait, Settings};
+use crate::telemetry::{Flusher, Identity};
 
 /// How long requests under way may take to finish when the server stops.
 const REQUESTS_WAIT: Duration = Duration::from_secs(10);
@@ -36,6 +37,9 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
     };
     let (listener, app) = prepared;
     tokio::spawn(app.wake.clone().listen(opened.direct.clone(), stop.clone()));
+    let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(listener.local_addr()?.port()));
+    let interval = Duration::from_millis(config.retention.metrics_flush_ms);
+    let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
     say_ready(config, listener.local_addr()?, &opened.shown);
     let serving = http::serve(listener, app, stop.clone().cancelled_owned());
     let mut serving = std::pin::pin!(serving);
@@ -43,13 +47,16 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
         served = &mut serving => return served.context("the HTTP listener failed"),
         () = stop.cancelled() => {}
     }
-    match timeout(REQUESTS_WAIT, serving).await {
+    let outcome = match timeout(REQUESTS_WAIT, serving).await {
         Ok(served) => served.context("the HTTP listener failed"),
         Err(_) => {
             warn!(target: "serve", "requests were cut off that did not finish in time");
             Ok(())
         }
-    }
+    };
+    // Before the database goes; it bounds its own time.
+    flushing.await.context("the metrics flush panicked")?;
+    outcome
 }
 
 async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, std::sync::Arc<App>)> {

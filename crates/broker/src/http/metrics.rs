@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::get;
@@ -14,6 +14,7 @@ use tracing::error;
 
 use super::App;
 use crate::error::Error;
+use crate::telemetry;
 
 /// Upper bounds in seconds, from a fast hit to a long poll that ran out.
 const SECONDS_BUCKETS: &[f64] =
@@ -43,16 +44,33 @@ async fn render() -> String {
 }
 
 /// Counts each request and its time by route, method and status.
-pub(super) async fn measure(path: MatchedPath, request: Request, next: Next) -> Response {
+pub(super) async fn measure(State(app): State<Arc<App>>, path: MatchedPath, request: Request, next: Next) -> Response {
     let method = request.method().as_str().to_owned();
     let route = path.as_str().to_owned();
+    if let Some(kind) = kind(&route) {
+        app.telemetry.requested(kind);
+    }
     let started = Instant::now();
     let response = next.run(request).await;
+    if response.status().is_server_error() {
+        app.telemetry.failed();
+    }
     let status = response.status().as_u16().to_string();
     histogram!("ebbtide_http_request_seconds", "route" => route.clone(), "method" => method.clone())
         .record(started.elapsed().as_secs_f64());
     counter!("ebbtide_http_requests_total", "route" => route, "method" => method, "status" => status).increment(1);
     response
+}
+
+fn kind(route: &str) -> Option<telemetry::Request> {
+    let path = route.strip_prefix("/api/v1/")?;
+    match path.split('/').next()? {
+        "push" => Some(telemetry::Request::Push),
+        "pop" => Some(telemetry::Request::Pop),
+        "ack" => Some(telemetry::Request::Ack),
+        "transaction" => Some(telemetry::Request::Transaction),
+        _ => None,
+    }
 }
 
 /// Counts and logs a failure that is the server's.
