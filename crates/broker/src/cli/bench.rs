@@ -87,7 +87,7 @@ struct Options {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     runs: u32,
     /// Messages that fill the index of transaction ids before the case `full`.
-    #[arg(long, default_value_t = 6_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, default_value_t = 16_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     fill_messages: u32,
     /// A server that runs already, as address:port, with --database-url its database. Default: one is started.
     #[arg(long, requires = "database_url")]

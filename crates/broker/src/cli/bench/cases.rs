@@ -187,26 +187,26 @@ impl Run<'_> {
         })
     }
 
+    /// Which of server and control goes first alternates, so that neither always meets the fresher disk.
     async fn batch_case(&mut self) -> anyhow::Result<Case> {
         let mut case = Case::new("Push in batches, against bare inserts of the same segments");
         for index in 0..self.options.runs {
             let load = self.load(self.options.producers, self.options.batch);
             self.prime(&load).await?;
             let blobs = Arc::new(self.sample_blobs(&load).await?);
-            // Which of the two goes first alternates, so that neither always meets the fresher disk.
-            let bare_first = index % 2 == 1;
-            if bare_first {
-                self.bare_segments(&blobs, &mut case).await?;
+            let mut bare = 0.0;
+            if index % 2 == 1 {
+                bare = self.bare_segments(&blobs, &mut case).await?;
             }
             db::settle(&self.client).await?;
-            self.measured_push(&load, &mut case).await?;
-            if !bare_first {
-                self.bare_segments(&blobs, &mut case).await?;
+            let pushed = self.measured_push(&load, &mut case).await?.rate();
+            if index % 2 == 0 {
+                bare = self.bare_segments(&blobs, &mut case).await?;
             }
+            case.record("ratio to bare inserts, one a commit", "", pushed / bare);
             self.delete(&load.queue).await?;
         }
         let (pushed, bare) = (case.median("pushed"), case.median("bare inserts, one a commit"));
-        case.record("ratio to bare inserts", "", pushed / bare);
         let reach = BATCH_REACH.min(bare / 2.0);
         case.reach(
             format!("{reach:.0} msg/s: {BATCH_REACH}, or half of the bare rate if that is less"),
@@ -226,15 +226,18 @@ impl Run<'_> {
         Ok(blobs)
     }
 
-    async fn bare_segments(&mut self, blobs: &Arc<Vec<Vec<u8>>>, case: &mut Case) -> anyhow::Result<()> {
+    /// The rate with one segment a commit; the other one is recorded beside it.
+    async fn bare_segments(&mut self, blobs: &Arc<Vec<Vec<u8>>>, case: &mut Case) -> anyhow::Result<f64> {
+        let mut rates = Vec::new();
         let (sessions, batch) = (self.options.producers as usize, u64::from(self.options.batch));
         for (name, rows) in [("bare inserts, one a commit", 1), ("bare inserts, eight a commit", 8)] {
             db::settle(&self.client).await?;
             let target = &self.database.target;
             let bare = control::segments(target, sessions, rows, batch, blobs.clone(), self.length()).await?;
             case.record(name, "msg/s", bare.rate());
+            rates.push(bare.rate());
         }
-        Ok(())
+        Ok(rates[0])
     }
 
     async fn single_case(&mut self) -> anyhow::Result<Case> {
@@ -242,32 +245,32 @@ impl Run<'_> {
         for index in 0..self.options.runs {
             let load = self.load(self.options.single_producers, 1);
             self.prime(&load).await?;
-            let bare_first = index % 2 == 1;
-            if bare_first {
-                self.bare_rows(&mut case).await?;
+            let mut bare = 0.0;
+            if index % 2 == 1 {
+                bare = self.bare_rows(&mut case).await?;
             }
             db::settle(&self.client).await?;
-            self.measured_push(&load, &mut case).await?;
-            if !bare_first {
-                self.bare_rows(&mut case).await?;
+            let pushed = self.measured_push(&load, &mut case).await?.rate();
+            if index % 2 == 0 {
+                bare = self.bare_rows(&mut case).await?;
             }
+            case.record("ratio to bare inserts, one a commit", "", pushed / bare);
             self.delete(&load.queue).await?;
         }
-        let ratio = case.median("pushed") / case.median("bare inserts, one a commit");
-        case.record("ratio to bare inserts", "", ratio);
+        let ratio = case.median("ratio to bare inserts, one a commit");
         case.reach("twice the bare rate".to_owned(), 2.0 <= ratio);
         case.reach("three times the bare rate".to_owned(), 3.0 <= ratio);
         Ok(case)
     }
 
-    async fn bare_rows(&mut self, case: &mut Case) -> anyhow::Result<()> {
+    async fn bare_rows(&mut self, case: &mut Case) -> anyhow::Result<f64> {
         db::settle(&self.client).await?;
         let (sessions, bytes) = (self.options.single_producers as usize, self.options.payload_bytes as usize);
         let bare = control::rows(&self.database.target, sessions, bytes, self.length()).await?;
         case.record("bare inserts, one a commit", "msg/s", bare.rate());
         case.record("bare insert p50", "ms", bare.quantile_ms(0.5));
         case.record("bare insert p99", "ms", bare.quantile_ms(0.99));
-        Ok(())
+        Ok(bare.rate())
     }
 
     async fn through_case(&mut self) -> anyhow::Result<Case> {
