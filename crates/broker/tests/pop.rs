@@ -68,6 +68,38 @@ async fn payloads_come_back_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_head_request_takes_nothing() {
+    let b = Broker::start().await;
+    b.store("q", "p", 1).await;
+    let client = reqwest::Client::new();
+    for route in ["queue/q", "queue/q/partition/p"] {
+        let url = format!("{}/api/v1/pop/{route}?autoAck=true", b.url);
+        assert_eq!(client.head(url).send().await.expect("answers").status().as_u16(), 405);
+    }
+    assert_eq!(b.pop_ids("queue/q").await, ["p-0"]);
+}
+
+#[tokio::test]
+async fn an_answer_is_bounded_in_bytes() {
+    let b = Broker::start().await;
+    for partition in ["a", "b"] {
+        for _ in 0..3 {
+            b.store("q", partition, 1).await;
+        }
+    }
+    b.execute("update queen.log_segments set blob = convert_to(repeat('x', 9 << 20), 'UTF8')", &[]).await;
+    for (call, group) in [
+        ("queen.log_pop_partition_v1('q', 'a', 'one', 100, 60, 'w')", "one"),
+        ("queen.log_pop_queue_v1('q', 'any', 5, 100, 60, 'w')", "any"),
+    ] {
+        let row = b.row(&format!("select count(*), count(distinct r_pid) from {call}"), &[]).await;
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (2, 1), "no third segment after 18 MiB");
+        let query = "select batch_end from queen.log_consumers where consumer_group = $1 and batch_end is not null";
+        assert_eq!(b.row(query, &[&group]).await.get::<_, i64>(0), 1, "leased is what is delivered");
+    }
+}
+
+#[tokio::test]
 async fn names_are_decoded_and_escaped() {
     let b = Broker::start().await;
     b.store("a \"b\" é", "p\\1", 1).await;

@@ -19,7 +19,7 @@ pub struct Claim {
     /// `None` leases as long as the queue says, else 60 seconds.
     pub lease_seconds: Option<i32>,
     pub worker: String,
-    /// Commit at delivery and lease nothing.
+    /// Commit at delivery and lease nothing: at most once. What a broken connection loses is lost.
     pub auto_ack: bool,
     pub sub_mode: String,
     pub sub_from: String,

@@ -30,9 +30,14 @@ const RETRY_AFTER_SECONDS: &str = "1";
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
-        .route("/api/v1/pop", get(from_matching))
-        .route("/api/v1/pop/queue/{queue}", get(from_queue))
-        .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(from_partition))
+        .route("/api/v1/pop", get(from_matching).head(only_get))
+        .route("/api/v1/pop/queue/{queue}", get(from_queue).head(only_get))
+        .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(from_partition).head(only_get))
+}
+
+/// A HEAD served as a GET without its body would claim messages and throw them away.
+async fn only_get() -> StatusCode {
+    StatusCode::METHOD_NOT_ALLOWED
 }
 
 async fn from_matching(State(app): State<Arc<App>>, params: Result<Params, Error>) -> Response {
