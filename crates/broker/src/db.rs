@@ -129,6 +129,14 @@ impl Db {
         }
     }
 
+    /// Whether the database carries out a statement.
+    pub async fn answers(&self) -> bool {
+        match self.conn().await {
+            Ok(conn) => conn.rows("select 1", &[]).await.is_ok(),
+            Err(_) => false,
+        }
+    }
+
     /// Connections: the most there can be, how many exist, how many are idle, how many callers wait.
     pub fn status(&self) -> deadpool_postgres::Status {
         self.pool.status()

@@ -1,5 +1,7 @@
 -- Queues and their partitions: identity, policy, and the row that serialises each partition.
 
+-- One row a queue and tenant. A window of 0 or NULL is off; the defaults are those of a queue that a
+-- push makes, and configure writes its own.
 create table queen.queues (
     id                          uuid primary key default gen_random_uuid(),
     name                        varchar(255) not null,

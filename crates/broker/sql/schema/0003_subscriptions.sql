@@ -17,6 +17,8 @@ create table queen.consumer_groups_metadata (
 );
 create index consumer_groups_metadata_queue_idx on queen.consumer_groups_metadata (queue_id);
 
+-- When a group last looked through a whole queue and found nothing: what was written before needs no
+-- second look.
 create table queen.consumer_watermarks (
     queue_id           uuid not null references queen.queues (id) on delete cascade,
     consumer_group     text not null,

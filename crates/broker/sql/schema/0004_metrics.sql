@@ -14,6 +14,7 @@ create table queen.retention_history (
 create index retention_history_partition_idx on queen.retention_history (partition_id);
 create index retention_history_executed_idx on queen.retention_history (executed_at);
 
+-- What a server's process used between two flushes. No queue is named, so nothing of a tenant is here.
 create table queen.system_metrics (
     id           uuid primary key default gen_random_uuid(),
     "timestamp"  timestamptz not null,
@@ -25,6 +26,7 @@ create table queen.system_metrics (
     unique ("timestamp", hostname, port, worker_id)
 );
 
+-- What a server did between two flushes: counts, and gauges of its pool and its timers.
 create table queen.worker_metrics (
     hostname            text not null,
     worker_id           int not null,
@@ -99,6 +101,7 @@ create table queen.queue_lag_metrics (
 );
 create index queue_lag_metrics_queue_idx on queen.queue_lag_metrics (queue_id);
 
+-- Pops that waited on one server, by queue name: a pop may wait for a queue that does not exist yet.
 create table queen.queue_parked_replica (
     bucket_time  timestamptz not null,
     queue_name   text not null,
@@ -119,6 +122,8 @@ create table queen.partition_events (
     deleted  int not null default 0
 );
 
+-- Counters of a queue, a task, a namespace or all, as of last_computed_at. They follow from the
+-- partitions' offsets and can be made again at any time.
 create table queen.stats (
     stat_type         text not null,
     stat_key          text not null,
@@ -151,6 +156,7 @@ create table queen.stats (
 );
 create index stats_queue_idx on queen.stats (queue_id);
 
+-- Kept for tools that expect it; nothing writes or reads it.
 create table queen.stats_history (
     stat_type   text not null,
     stat_key    text not null,

@@ -1,5 +1,6 @@
 -- Diagnostic traces. They outlive messages and partitions, and nothing purges them.
 
+-- One note about a message, by what identifies it. No foreign key: the message may be gone, or never come.
 create table queen.message_traces (
     id             uuid primary key default gen_random_uuid(),
     message_id     uuid,
@@ -15,6 +16,7 @@ create table queen.message_traces (
 create index message_traces_message_idx
     on queen.message_traces (partition_id, hashtextextended(transaction_id, 0), created_at);
 
+-- The names under which a trace can be found again; without one it is found by its message only.
 create table queen.message_trace_names (
     trace_id   uuid not null references queen.message_traces (id) on delete cascade,
     trace_name varchar(255) not null,

@@ -1,5 +1,6 @@
 -- Small state: broker-wide switches, and the state of stream queries.
 
+-- Switches that all servers obey, by name.
 create table queen.system_state (
     key        text primary key,
     value      jsonb not null,
@@ -8,6 +9,7 @@ create table queen.system_state (
 
 create schema if not exists queen_streams;
 
+-- A stream query by its name; the hash says whether its configuration is still the one it ran with.
 create table queen_streams.queries (
     id           uuid primary key default gen_random_uuid(),
     name         text not null unique,

@@ -10,18 +10,13 @@ use axum::{Json, Router};
 use serde_json::json;
 
 use super::App;
-use crate::db::Sql;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/health", get(health))
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let answered = match app.db.conn().await {
-        Ok(conn) => conn.rows("select 1", &[]).await.is_ok(),
-        Err(_) => false,
-    };
-    let (status, health, database) = if answered {
+    let (status, health, database) = if app.db.answers().await {
         (StatusCode::OK, "healthy", "connected")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "unhealthy", "disconnected")
