@@ -1,0 +1,54 @@
+//! A decorator that passes everything on: the base of those that watch, slow down or break a storage.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::enqueue::{Enqueued, NewJob};
+use crate::error::Error;
+use crate::job::{Job, JobId};
+use crate::storage::{Migrated, Storage, WindowedEnqueue};
+
+/// A storage that passes every call and every capability on to another one.
+///
+/// A decorator of your own holds one of these and forwards what it does not change. An accessor that it forgets to
+/// forward turns that capability off: with retention forgotten, nothing is ever deleted.
+#[derive(Clone)]
+pub struct Forwarding {
+    inner: Arc<dyn Storage>,
+}
+
+impl Forwarding {
+    /// Passes on to `inner`.
+    pub fn new(inner: Arc<dyn Storage>) -> Self {
+        Self { inner }
+    }
+}
+
+#[async_trait]
+impl Storage for Forwarding {
+    async fn migrate(&self) -> Result<Migrated, Error> {
+        self.inner.migrate().await
+    }
+
+    async fn now(&self) -> Result<Timestamp, Error> {
+        self.inner.now().await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<Job>, Error> {
+        self.inner.job(id).await
+    }
+
+    async fn enqueue(&self, job: &NewJob) -> Result<JobId, Error> {
+        self.inner.enqueue(job).await
+    }
+
+    async fn enqueue_batch(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
+        self.inner.enqueue_batch(jobs).await
+    }
+
+    fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
+        self.inner.windowed_enqueue()
+    }
+}

@@ -1,0 +1,124 @@
+//! Jobs in PostgreSQL 15 and newer, in the schema `ebbtide_jobs`.
+
+mod enqueue;
+mod migrate;
+mod row;
+mod session;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Timeouts};
+use jiff::Timestamp;
+use tokio_postgres::NoTls;
+use tokio_postgres::types::Type;
+
+pub use self::enqueue::enqueue_in;
+use self::session::{Session, Sql as _};
+use crate::enqueue::{Enqueued, NewJob};
+use crate::error::Error;
+use crate::job::{Job, JobId};
+use crate::storage::{Migrated, Storage, WindowedEnqueue};
+
+/// How long a caller waits for a connection of the pool before it gets an error.
+const POOL_WAIT: Duration = Duration::from_secs(30);
+
+/// How statements are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statements {
+    /// Prepared once per connection. The fastest; needs sessions of its own.
+    Prepared,
+    /// Sent whole each time: safe behind a pooler that shares sessions between transactions.
+    Unnamed,
+}
+
+/// Jobs in PostgreSQL. Cheap to clone: clones share the pool.
+#[derive(Clone, Debug)]
+pub struct PostgresStorage {
+    pool: Pool,
+    statements: Statements,
+}
+
+impl PostgresStorage {
+    /// Opens a pool of at most `connections` (at least 1) without TLS; nothing is connected yet. For TLS make a pool
+    /// of your own and use [`PostgresStorage::from_pool`].
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if `url` is no PostgreSQL URL.
+    pub fn connect(url: &str, connections: usize) -> Result<Self, Error> {
+        let mut config: tokio_postgres::Config = url.parse().map_err(Error::storage)?;
+        if config.get_application_name().is_none() {
+            config.application_name("ebbtide-jobs");
+        }
+        let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let wait = Some(POOL_WAIT);
+        let pool = Pool::builder(manager)
+            .max_size(connections.max(1))
+            .runtime(deadpool_postgres::Runtime::Tokio1)
+            .timeouts(Timeouts { wait, create: wait, recycle: wait })
+            .build()
+            .map_err(Error::storage)?;
+        Ok(Self::from_pool(pool))
+    }
+
+    /// Uses a pool that the program has already.
+    pub fn from_pool(pool: Pool) -> Self {
+        Self { pool, statements: Statements::Prepared }
+    }
+
+    /// How statements are sent. Default: [`Statements::Prepared`].
+    #[must_use]
+    pub fn statements(mut self, statements: Statements) -> Self {
+        self.statements = statements;
+        self
+    }
+
+    async fn session(&self) -> Result<Session, Error> {
+        let object = self.pool.get().await.map_err(session::pool_error)?;
+        Ok(Session::new(object, self.statements))
+    }
+}
+
+#[async_trait]
+impl Storage for PostgresStorage {
+    async fn migrate(&self) -> Result<Migrated, Error> {
+        migrate::migrate(&mut self.session().await?).await
+    }
+
+    async fn now(&self) -> Result<Timestamp, Error> {
+        let rows = self.session().await?.rows("select statement_timestamp()", &[]).await?;
+        row::only(&rows)?.try_get(0).map_err(session::error)
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<Job>, Error> {
+        let query = concat!("select ", row::columns!(), " from ebbtide_jobs.jobs j where j.id = $1");
+        let rows = self.session().await?.rows(query, &[(&id.as_uuid(), Type::UUID)]).await?;
+        rows.first().map(row::job).transpose()
+    }
+
+    async fn enqueue(&self, job: &NewJob) -> Result<JobId, Error> {
+        if job.is_windowed() {
+            return Err(Error::StorageNoUniqueLocks);
+        }
+        enqueue::enqueue(&self.session().await?, job).await.map(Enqueued::id)
+    }
+
+    async fn enqueue_batch(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
+        let mut session = self.session().await?;
+        let transaction = session.begin().await?;
+        let enqueued = enqueue::enqueue_batch(&transaction, jobs).await?;
+        transaction.commit().await?;
+        Ok(enqueued)
+    }
+
+    fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl WindowedEnqueue for PostgresStorage {
+    async fn enqueue_windowed(&self, job: &NewJob) -> Result<Enqueued, Error> {
+        enqueue::enqueue(&self.session().await?, job).await
+    }
+}

@@ -1,0 +1,79 @@
+//! Jobs in one SQLite file: times are microseconds since 1970, ids are 16 bytes.
+
+mod enqueue;
+mod migrate;
+mod row;
+mod threads;
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+pub use self::enqueue::enqueue_in;
+use self::threads::{Readers, Writer};
+use crate::enqueue::{Enqueued, NewJob};
+use crate::error::Error;
+use crate::job::{Job, JobId};
+use crate::storage::{Migrated, Storage, WindowedEnqueue};
+
+/// Jobs in a SQLite file. Cheap to clone: clones share the connections.
+///
+/// All writes go through one thread, which puts what arrives together into one transaction. The file may be used by
+/// several processes; each waits up to 5 seconds for the others.
+#[derive(Clone)]
+pub struct SqliteStorage {
+    writer: Writer,
+    readers: Readers,
+}
+
+impl SqliteStorage {
+    /// Opens the file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if it cannot be opened or is no database.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let writer = Writer::start(path.as_ref())?;
+        Ok(Self { writer, readers: Readers::new(path.as_ref()) })
+    }
+}
+
+#[async_trait]
+impl Storage for SqliteStorage {
+    async fn migrate(&self) -> Result<Migrated, Error> {
+        self.writer.run(migrate::migrate).await
+    }
+
+    async fn now(&self) -> Result<Timestamp, Error> {
+        self.readers.run(|db| row::time(row::now(db)?)).await
+    }
+
+    async fn job(&self, id: JobId) -> Result<Option<Job>, Error> {
+        self.readers.run(move |db| row::find(db, id)).await
+    }
+
+    async fn enqueue(&self, job: &NewJob) -> Result<JobId, Error> {
+        if job.is_windowed() {
+            return Err(Error::StorageNoUniqueLocks);
+        }
+        let job = job.clone();
+        self.writer.run(move |db| enqueue::enqueue(db, &job)).await.map(Enqueued::id)
+    }
+
+    async fn enqueue_batch(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
+        let jobs = jobs.to_vec();
+        self.writer.run(move |db| enqueue::enqueue_batch(db, &jobs)).await
+    }
+
+    fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl WindowedEnqueue for SqliteStorage {
+    async fn enqueue_windowed(&self, job: &NewJob) -> Result<Enqueued, Error> {
+        let job = job.clone();
+        self.writer.run(move |db| enqueue::enqueue(db, &job)).await
+    }
+}

@@ -1,0 +1,16 @@
+//! What every storage must do: one suite, run on PostgreSQL and on SQLite.
+#![allow(clippy::unwrap_used, reason = "a case fails at the line that was wrong")]
+#![allow(dead_code, unreachable_pub, reason = "the support module is shared by suites that use parts of it")]
+
+#[macro_use]
+#[path = "support/store.rs"]
+mod support;
+
+#[path = "storage/enqueue.rs"]
+mod enqueue;
+#[path = "storage/schema.rs"]
+mod schema;
+#[path = "storage/transaction.rs"]
+mod transaction;
+#[path = "storage/unique.rs"]
+mod unique;
