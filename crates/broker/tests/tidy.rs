@@ -53,6 +53,7 @@ const SQL_PLACES: &[&str] = &[
     "crates/broker/src/db/",
     "crates/broker/src/embedded",
     "crates/broker/src/wake/peers.rs",
+    "crates/jobs/src/storage/",
     "crates/sweep/src/gate/",
 ];
 
