@@ -6,6 +6,7 @@ mod configure;
 mod dead_letters;
 mod health;
 mod lease;
+mod message;
 mod metrics;
 mod params;
 mod path;

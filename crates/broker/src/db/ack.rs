@@ -54,6 +54,7 @@ pub struct Batch {
     pub hashes: Vec<u8>,
     /// One per message, joined by commas.
     pub statuses: String,
+    completed: u64,
 }
 
 impl Batch {
@@ -63,6 +64,12 @@ impl Batch {
         }
         self.hashes.extend_from_slice(&hash.0);
         self.statuses.push_str(status.as_str());
+        self.completed += u64::from(status == Status::Completed);
+    }
+
+    /// How many of them say that their message is done.
+    pub fn completed(&self) -> u64 {
+        self.completed
     }
 }
 

@@ -8,6 +8,9 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
+/// Deepest nesting of JSON that is stored: what common parsers take.
+const DEPTH_MAX: usize = 128;
+
 /// The body as it was sent. Absent is empty.
 pub(super) struct RawBody(pub(super) Bytes);
 
@@ -38,4 +41,37 @@ impl RawBody {
     pub(super) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
         serde_json::from_slice(&self.0).map_err(|error| Error::BadBody(error.to_string()))
     }
+}
+
+/// Stored JSON, refused if a reader's parser could not take it.
+///
+/// # Errors
+/// [`Error::Invalid`] naming `field` and how deep it nests.
+pub(super) fn checked_depth<'a>(field: &'static str, json: &'a str) -> Result<&'a str, Error> {
+    let depth = depth(json);
+    if depth > DEPTH_MAX {
+        return Err(Error::invalid(field, format!("must nest at most {DEPTH_MAX} deep, nests {depth}")));
+    }
+    Ok(json)
+}
+
+/// How deep valid JSON nests.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let (mut in_string, mut escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    deepest
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::App;
-use super::body::RawBody;
+use super::body::{RawBody, checked_depth};
 use super::params::Params;
 use super::path::Segments;
 use crate::db::traces::{
@@ -26,8 +26,6 @@ use crate::id::{DEFAULT_TENANT, PartitionId, checked_name, checked_transaction_i
 
 /// Longest data of one trace, in bytes: with [`LIMIT_MAX`] it bounds an answer.
 const DATA_BYTES_MAX: usize = 64 << 10;
-/// Deepest nesting of data: what common parsers take.
-const DATA_DEPTH_MAX: usize = 128;
 /// Most names of one trace.
 const NAMES_MAX: usize = 100;
 /// Most rows of one answer.
@@ -106,32 +104,7 @@ fn checked_data(data: Option<&str>) -> Result<&str, Error> {
     if data.len() > DATA_BYTES_MAX {
         return Err(Error::invalid("data", format!("must have at most {DATA_BYTES_MAX} bytes, has {}", data.len())));
     }
-    let depth = depth(data);
-    if depth > DATA_DEPTH_MAX {
-        return Err(Error::invalid("data", format!("must nest at most {DATA_DEPTH_MAX} deep, nests {depth}")));
-    }
-    Ok(data)
-}
-
-/// How deep valid JSON nests.
-fn depth(json: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    let (mut in_string, mut escaped) = (false, false);
-    for byte in json.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'[' | b'{' => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b']' | b'}' => depth -= 1,
-            _ => {}
-        }
-    }
-    deepest
+    checked_depth("data", data)
 }
 
 fn page(params: &Params, default_limit: i32) -> Result<Page, Error> {

@@ -1,11 +1,194 @@
-//! Routes of transaction.
+//! Pushes and acknowledgements that happen together or not at all.
 
+mod plan;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::Serialize;
+use serde_json::json;
+use tracing::debug;
+use uuid::Uuid;
 
-use super::App;
+use super::ack::element::{default_reason, storable};
+use super::body::RawBody;
+use super::dead_letters::snapshot::{self, Condemned};
+use super::{App, metrics};
+use crate::db::Conn;
+use crate::db::ack::Status;
+use crate::db::transaction::{Committed, LetterNeeded, log_transaction_wire_v1};
+use crate::error::Error;
+use plan::{Plan, Step};
+
+/// Tries for a transaction that lost a race or has to bring dead letters, the first included.
+const TRIES_MAX: usize = 6;
+/// Larger bodies are read and packed off the threads that answer requests.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+const ZSTD_LEVEL: i32 = 3;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
+    Router::new().route("/api/v1/transaction", post(transaction))
+}
+
+/// One element of a committed transaction's answer.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
+enum Outcome<'a> {
+    Ack {
+        index: usize,
+        success: bool,
+        transaction_id: &'a str,
+        error: Option<&'static str>,
+        dlq: bool,
+    },
+    Push {
+        index: usize,
+        success: bool,
+        transaction_id: &'a str,
+        message_id: Uuid,
+        queue_name: &'a str,
+        #[serde(skip_serializing_if = "is_false")]
+        duplicate: bool,
+    },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
+    let id = Uuid::now_v7();
+    match carry_out(&app, body).await {
+        Ok((steps, committed)) => {
+            let results = outcomes(&steps, &committed);
+            Json(json!({"transactionId": id, "success": true, "results": results})).into_response()
+        }
+        Err(error) => refused(id, &error),
+    }
+}
+
+async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
+    let RawBody(body) = body;
+    let mut plan = if body.len() <= INLINE_BYTES_MAX {
+        plan::plan(&body, ZSTD_LEVEL)?
+    } else {
+        tokio::task::spawn_blocking(move || plan::plan(&body, ZSTD_LEVEL))
+            .await
+            .expect("planning does not panic and is not aborted")?
+    };
+    let conn = app.db.conn().await?;
+    let committed = commit(&conn, &mut plan).await?;
+    tell(app, &plan, &committed);
+    Ok((plan.steps, committed))
+}
+
+/// Wakes who may find something now, and counts what was done.
+fn tell(app: &App, plan: &Plan, committed: &Committed) {
+    for push in &plan.transaction.pushes {
+        app.wake.pushed(&push.queue, &push.partition);
+        app.telemetry.pushed(&push.queue, push.transaction_ids.len() as u64);
+    }
+    for queue in plan.transaction.pushes.iter().map(|push| push.queue.as_str()).collect::<BTreeSet<_>>() {
+        app.telemetry.transacted(queue);
+    }
+    for (ack, acked) in plan.transaction.acks.iter().zip(&committed.acks) {
+        if let Some(lane) = &acked.wake {
+            app.wake.released(&lane.queue, &lane.partition, &ack.group);
+        }
+        let done = ack.batch.completed();
+        app.telemetry.acked(ack.partition_id, done, ack.transaction_ids.len() as u64 - done);
+        app.telemetry.dead_lettered(acked.dlq.into());
+    }
+}
+
+/// One call, and another one for each lost race or when it turns out that dead letters are needed.
+async fn commit(conn: &Conn, plan: &mut Plan) -> Result<Committed, Error> {
+    let mut tries = 1;
+    loop {
+        match log_transaction_wire_v1(conn, &plan.transaction).await {
+            Err(Error::LettersNeeded(list)) if tries < TRIES_MAX => bring_letters(conn, plan, &list).await?,
+            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
+                debug!(target: "http", %error, tries, "transaction again");
+            }
+            result => return result,
+        }
+        tries += 1;
+    }
+}
+
+async fn bring_letters(conn: &Conn, plan: &mut Plan, list: &str) -> Result<(), Error> {
+    let needed: Vec<LetterNeeded> =
+        serde_json::from_str(list).map_err(|error| Error::Corrupt(format!("list of dead letters: {error}")))?;
+    let condemned: Vec<Condemned> = needed.iter().map(|needed| condemned(plan, needed)).collect();
+    let letters = snapshot::letters(conn, &condemned).await?;
+    plan.transaction.letters.extend(needed.iter().map(|needed| needed.ack).zip(letters));
+    Ok(())
+}
+
+fn condemned(plan: &Plan, needed: &LetterNeeded) -> Condemned {
+    let named = |step: &Step| match step {
+        Step::Ack { ack, element } => {
+            *ack == needed.ack && element.hash == needed.hash && element.status != Status::Completed
+        }
+        Step::Push { .. } => false,
+    };
+    let Some(Step::Ack { element, .. }) = plan.steps.iter().find(|step| named(step)) else {
+        unreachable!("the function stopped at an element of this transaction");
+    };
+    Condemned {
+        partition_id: element.target.partition_id,
+        offset: needed.offset,
+        transaction_id: storable(element.transaction_id.clone()),
+        reason: element.reason.clone().unwrap_or_else(|| default_reason(element.status).to_owned()),
+    }
+}
+
+fn outcomes<'a>(steps: &'a [Step], committed: &Committed) -> Vec<Outcome<'a>> {
+    let outcome = |(index, step): (usize, &'a Step)| match step {
+        Step::Ack { ack, element } => {
+            let acked = &committed.acks[*ack];
+            let is_signal = element.status != Status::Completed;
+            let is_stale = is_signal && acked.stale_hashes.contains(&element.hash);
+            Outcome::Ack {
+                index,
+                success: !is_stale,
+                transaction_id: &element.transaction_id,
+                error: is_stale.then_some("already committed: the message is behind the cursor"),
+                dlq: is_signal && acked.dlq && acked.hash == Some(element.hash),
+            }
+        }
+        Step::Push { queue, transaction_id, message_id, is_duplicate } => Outcome::Push {
+            index,
+            success: true,
+            transaction_id,
+            message_id: *message_id,
+            queue_name: queue,
+            duplicate: *is_duplicate,
+        },
+    };
+    steps.iter().enumerate().map(outcome).collect()
+}
+
+fn refused(id: Uuid, error: &Error) -> Response {
+    let status = error.status();
+    let reason = match error {
+        Error::Duplicate(_) => "duplicate",
+        Error::AckRejected(_) => "ack_rejected",
+        Error::TooLarge(_) => "payload_too_large",
+        _ if status == StatusCode::BAD_REQUEST => "bad_request",
+        _ => "db_error",
+    };
+    if status.is_server_error() {
+        metrics::failed(error);
+    }
+    let body = json!({
+        "transactionId": id, "success": false, "reason": reason, "error": error.to_string(), "results": [],
+    });
+    (status, Json(body)).into_response()
 }

@@ -51,6 +51,7 @@ pub(super) async fn carry_out(app: &App, elements: &[(usize, Element)], replies:
             break;
         }
     }
+    bundles.iter().for_each(|bundle| bundle.count(app, replies));
     Ok(())
 }
 
@@ -168,6 +169,16 @@ impl Bundle<'_> {
     fn fail(&self, replies: &mut [Reply]) {
         for (index, _) in &self.members {
             replies[*index].error = Some(NOT_WRITTEN.to_owned());
+        }
+    }
+
+    fn count(&self, app: &App, replies: &[Reply]) {
+        let is_done =
+            |(index, element): &&(usize, Element)| replies[*index].success && element.status == Status::Completed;
+        let done = self.members.iter().copied().filter(|member| is_done(member)).count() as u64;
+        app.telemetry.acked(self.target.partition_id, done, self.members.len() as u64 - done);
+        if self.members.iter().any(|(index, _)| replies[*index].dlq) {
+            app.telemetry.dead_lettered(1);
         }
     }
 

@@ -1,0 +1,224 @@
+//! A transaction's body ─► what is to happen, and what will be said about it.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::db::ack::{Batch, Target};
+use crate::db::transaction::{Ack, Push, Transaction};
+use crate::error::Error;
+use crate::http::ack::element::{self, Element, storable};
+use crate::http::message::{self, Message, present};
+use crate::segment::{Frame, Packer, new_message_id};
+
+/// What is to happen, and one step for each element of the answer.
+pub(super) struct Plan {
+    pub(super) transaction: Transaction,
+    pub(super) steps: Vec<Step>,
+}
+
+pub(super) enum Step {
+    /// An element of the transaction's acknowledgement at `ack`.
+    Ack { ack: usize, element: Element },
+    /// A message; a duplicate has the id of the one that it repeats.
+    Push { queue: String, transaction_id: String, message_id: Uuid, is_duplicate: bool },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire<'a> {
+    #[serde(borrow)]
+    operations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    required_leases: Option<&'a RawValue>,
+    #[serde(borrow)]
+    kv: Option<&'a RawValue>,
+    #[serde(borrow)]
+    timers: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Kind<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    items: Option<&'a RawValue>,
+}
+
+/// The other name of `payload` inside a transaction.
+#[derive(Deserialize)]
+struct Data<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    data: Option<&'a RawValue>,
+}
+
+/// # Errors
+/// An [`Error`] that names the operation and the field, or [`Error::TooLarge`].
+pub(super) fn plan(body: &[u8], level: i32) -> Result<Plan, Error> {
+    let wire: Wire<'_> = serde_json::from_slice(body).map_err(|error| Error::BadBody(error.to_string()))?;
+    refuse_rider("kv", wire.kv)?;
+    refuse_rider("timers", wire.timers)?;
+    let operations: Vec<&RawValue> = list("operations", wire.operations)?;
+    if operations.is_empty() {
+        return Err(Error::Missing("operations"));
+    }
+    let leases: Vec<String> = list("requiredLeases", wire.required_leases)?;
+    let mut draft = Draft { leases: leases.into_iter().map(storable).collect(), ..Draft::default() };
+    for (index, raw) in operations.iter().enumerate() {
+        draft.add(raw).map_err(|error| placed(format_args!("operations[{index}]"), &error))?;
+    }
+    draft.packed(level)
+}
+
+fn list<'a, T: Deserialize<'a>>(field: &'static str, raw: Option<&'a RawValue>) -> Result<Vec<T>, Error> {
+    let Some(raw) = raw else { return Ok(Vec::new()) };
+    serde_json::from_str(raw.get()).map_err(|error| Error::invalid(field, format!("must be a list: {error}")))
+}
+
+fn refuse_rider(field: &'static str, rider: Option<&RawValue>) -> Result<(), Error> {
+    match rider.map(RawValue::get) {
+        None | Some("[]") => Ok(()),
+        Some(_) => Err(Error::invalid(field, "is not available in this version")),
+    }
+}
+
+fn placed(place: std::fmt::Arguments<'_>, error: &Error) -> Error {
+    match error {
+        // Says its place already, further in.
+        Error::BadBody(reason) => Error::BadBody(format!("{place}.{reason}")),
+        error => Error::BadBody(format!("{place}: {error}")),
+    }
+}
+
+fn object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, Error> {
+    serde_json::from_str(raw.get()).map_err(|error| Error::invalid("must be an object", error.to_string()))
+}
+
+#[derive(Default)]
+struct Draft<'a> {
+    leases: Vec<String>,
+    acks: Vec<Ack>,
+    ack_of: HashMap<Target, usize>,
+    lanes: Vec<Lane<'a>>,
+    lane_of: HashMap<(Cow<'a, str>, Cow<'a, str>), usize>,
+    steps: Vec<Step>,
+}
+
+/// The messages for one partition.
+struct Lane<'a> {
+    queue: Cow<'a, str>,
+    partition: Cow<'a, str>,
+    messages: Vec<(Uuid, String, Message<'a>)>,
+    ids: HashMap<String, Uuid>,
+}
+
+impl<'a> Draft<'a> {
+    fn add(&mut self, raw: &'a RawValue) -> Result<(), Error> {
+        let Kind { kind, items } = object(raw)?;
+        match element::text("type", kind)?.as_deref() {
+            Some("ack") => self.ack(object::<element::Wire<'_>>(raw)?.checked(None)?),
+            Some("push") => self.push_all(raw, items)?,
+            Some(other) => return Err(Error::invalid("type", format!("must be ack or push, is {other}"))),
+            None => return Err(Error::Missing("type")),
+        }
+        Ok(())
+    }
+
+    fn ack(&mut self, element: Element) {
+        let at = *self.ack_of.entry(element.target.clone()).or_insert_with(|| {
+            let target = &element.target;
+            let own = !target.worker.is_empty();
+            self.acks.push(Ack {
+                partition_id: target.partition_id,
+                group: target.group.clone(),
+                workers: if own { vec![target.worker.clone()] } else { self.leases.clone() },
+                batch: Batch::default(),
+                transaction_ids: Vec::new(),
+            });
+            self.acks.len() - 1
+        });
+        self.acks[at].batch.add(element.hash, element.status);
+        self.acks[at].transaction_ids.push(storable(element.transaction_id.clone()));
+        self.steps.push(Step::Ack { ack: at, element });
+    }
+
+    fn push_all(&mut self, raw: &'a RawValue, items: Option<&'a RawValue>) -> Result<(), Error> {
+        let Some(items) = items else {
+            return self.push(raw);
+        };
+        let items: Vec<&RawValue> =
+            serde_json::from_str(items.get()).map_err(|_| Error::invalid("items", "must be a list"))?;
+        if items.is_empty() {
+            return Err(Error::invalid("items", "must have at least one"));
+        }
+        for (index, item) in items.into_iter().enumerate() {
+            self.push(item).map_err(|error| placed(format_args!("items[{index}]"), &error))?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, raw: &'a RawValue) -> Result<(), Error> {
+        let mut wire: message::Wire<'_> = object(raw)?;
+        if wire.payload.is_none() {
+            wire.payload = object::<Data<'_>>(raw)?.data;
+        }
+        let message = wire.checked().map_err(|error| match error {
+            Error::Missing("payload") => Error::Missing("payload or data"),
+            error => error,
+        })?;
+        let lane = self.lane(&message);
+        let minted = new_message_id();
+        let transaction_id = message.transaction_id.as_deref().map_or_else(|| minted.to_string(), str::to_owned);
+        let message_id = *lane.ids.entry(transaction_id.clone()).or_insert(minted);
+        let is_duplicate = message_id != minted;
+        let queue = message.queue.clone().into_owned();
+        if !is_duplicate {
+            lane.messages.push((minted, transaction_id.clone(), message));
+        }
+        self.steps.push(Step::Push { queue, transaction_id, message_id, is_duplicate });
+        Ok(())
+    }
+
+    fn lane(&mut self, message: &Message<'a>) -> &mut Lane<'a> {
+        let key = (message.queue.clone(), message.partition.clone());
+        let at = *self.lane_of.entry(key).or_insert_with(|| {
+            self.lanes.push(Lane {
+                queue: message.queue.clone(),
+                partition: message.partition.clone(),
+                messages: Vec::new(),
+                ids: HashMap::new(),
+            });
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at]
+    }
+
+    fn packed(self, level: i32) -> Result<Plan, Error> {
+        let mut packer = Packer::new(level);
+        let mut pushes = Vec::with_capacity(self.lanes.len());
+        for lane in self.lanes {
+            let frames = lane.messages.iter().map(|(message_id, transaction_id, message)| Frame {
+                message_id: *message_id,
+                trace_id: message.trace_id,
+                transaction_id,
+                producer: None,
+                is_encrypted: false,
+                payload: message.payload.as_bytes(),
+            });
+            let packed = packer.pack(frames)?;
+            pushes.push(Push {
+                queue: lane.queue.into_owned(),
+                partition: lane.partition.into_owned(),
+                blob: packed.blob,
+                hashes: packed.hashes,
+                count: packed.count,
+                transaction_ids: lane.messages.into_iter().map(|(_, id, _)| id).collect(),
+            });
+        }
+        let transaction = Transaction { pushes, acks: self.acks, letters: Vec::new() };
+        Ok(Plan { transaction, steps: self.steps })
+    }
+}
