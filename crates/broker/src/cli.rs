@@ -4,6 +4,7 @@ mod bench;
 mod database;
 mod migrate;
 mod serve;
+mod sweep;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,8 @@ enum Command {
     Serve(Settings),
     /// Install or upgrade the schema, and exit.
     Migrate(Settings),
+    /// Delete what is due, once, and say what went and what stayed.
+    Sweep(sweep::Sweep),
     /// Measure a server against its database, and clean up.
     Bench(bench::Bench),
 }
@@ -37,6 +40,7 @@ impl Command {
         match self {
             Self::Serve(settings) => settings.run(serve::run),
             Self::Migrate(settings) => settings.run(migrate::run),
+            Self::Sweep(sweep) => sweep.run(),
             Self::Bench(bench) => bench.run(),
         }
     }
@@ -110,7 +114,7 @@ pub fn main() -> ExitCode {
             } else {
                 eprintln!("ebbtide: {error:#}");
             }
-            ExitCode::FAILURE
+            if error.is::<sweep::AnotherLeads>() { ExitCode::from(sweep::ANOTHER_LEADS) } else { ExitCode::FAILURE }
         }
     }
 }

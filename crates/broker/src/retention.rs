@@ -4,15 +4,16 @@ mod cycle;
 
 use std::time::Duration;
 
-use ebbtide_sweep::{AdvisoryGate, Every, GateError, LeaderGate, Led, LineLimit, Pace, PhaseReport, Report};
+use ebbtide_sweep::{AdvisoryGate, Every, GateError, LeaderGate, Led, LineLimit, Pace, PhaseReport, Report, pause};
 use metrics::{counter, gauge, histogram};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
 use crate::config;
 use crate::db::Target;
 use crate::error::Error;
-pub use cycle::{Swept, phase};
+pub use cycle::{MetricsSummary, Swept, phase};
 
 /// The session advisory lock that elects the leader, on every server of the database.
 pub const LOCK_ID: i64 = 737_001;
@@ -20,6 +21,7 @@ pub const LOCK_ID: i64 = 737_001;
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 const CYCLE_ERROR_GAP: Duration = Duration::from_secs(30);
 const METRICS_ERROR_GAP: Duration = Duration::from_secs(60);
+const RESTART_GAP: Duration = Duration::from_secs(30);
 /// How long a network that swallows packets may hold up a cycle.
 const NETWORK_WAIT: Duration = Duration::from_secs(30);
 
@@ -45,6 +47,22 @@ impl From<&config::Retention> for Settings {
             metrics_days: checked.metrics_retention_days,
         }
     }
+}
+
+/// Runs [`run`] in a task of its own. The task ends when `cancel` is cancelled, and before that by nothing: a
+/// panic in a cycle is our own mistake, and must neither stop the server nor end deletion in silence.
+pub fn spawn(target: Target, settings: Settings, cancel: CancellationToken) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            let sweeping = tokio::spawn(run(target.clone(), settings.clone(), cancel.clone()));
+            if let Err(panic) = sweeping.await {
+                error!(target: "retention", %panic, "the task failed and starts again");
+            }
+            if !pause(RESTART_GAP, &cancel).await {
+                return;
+            }
+        }
+    })
 }
 
 /// Runs cycles until `cancel` is cancelled; a step in flight runs to its end.

@@ -1,6 +1,7 @@
 //! `ebbtide serve`: database, schema, retention, HTTP; and all of it down again in order.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,10 +14,13 @@ use super::database::{self, Opened};
 use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
 use crate::http::{self, App, PopWait, Settings};
+use crate::retention;
 use crate::telemetry::{Flusher, Identity};
 
 /// How long requests under way may take to finish when the server stops.
 const REQUESTS_WAIT: Duration = Duration::from_secs(10);
+/// How long the deletion step in flight may take to finish.
+const STEP_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let Some(opened) = database::open(&config.database, &stop).await? else { return Ok(()) };
@@ -37,29 +41,39 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
     };
     let (listener, app) = prepared;
     tokio::spawn(app.wake.clone().listen(opened.direct.clone(), stop.clone()));
-    let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(listener.local_addr()?.port()));
+    let address = listener.local_addr()?;
+    let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(address.port()));
     let interval = Duration::from_millis(config.retention.metrics_flush_ms);
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
-    say_ready(config, listener.local_addr()?, &opened.shown);
+    let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());
+    say_ready(config, address, &opened.shown);
+    let served = serve_requests(listener, app, stop).await;
+    stop.cancel();
+    if timeout(STEP_WAIT, sweeping).await.is_err() {
+        warn!(target: "serve", "a deletion step was cut off that did not finish in time");
+    }
+    // Before the database goes; it bounds its own time.
+    flushing.await.context("the metrics flush panicked")?;
+    served
+}
+
+async fn serve_requests(listener: TcpListener, app: Arc<App>, stop: &CancellationToken) -> anyhow::Result<()> {
     let serving = http::serve(listener, app, stop.clone().cancelled_owned());
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
         served = &mut serving => return served.context("the HTTP listener failed"),
         () = stop.cancelled() => {}
     }
-    let outcome = match timeout(REQUESTS_WAIT, serving).await {
+    match timeout(REQUESTS_WAIT, serving).await {
         Ok(served) => served.context("the HTTP listener failed"),
         Err(_) => {
             warn!(target: "serve", "requests were cut off that did not finish in time");
             Ok(())
         }
-    };
-    // Before the database goes; it bounds its own time.
-    flushing.await.context("the metrics flush panicked")?;
-    outcome
+    }
 }
 
-async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, std::sync::Arc<App>)> {
+async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, Arc<App>)> {
     let Config { server, log: _, database, retention, messaging } = config;
     database::prepare_schema(opened, database.apply_schema).await?;
     let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;

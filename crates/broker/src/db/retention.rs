@@ -1,12 +1,13 @@
 //! Twins of `sql/procedures/retention.sql` and `cleanup.sql`, the work list, and the purge of `system_metrics`.
 
+pub mod kept;
+
 use ebbtide_sweep::StepOutcome;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use tracing::warn;
-use uuid::Uuid;
 
 use super::Sql;
 use crate::error::Error;
@@ -265,50 +266,6 @@ fn read_outcome(answer: &Value) -> Option<StepOutcome> {
     let deleted = answer.get("deleted")?.as_u64()?;
     let done = answer.get("done")?.as_bool()?;
     Some(StepOutcome { deleted, done })
-}
-
-/// Why a partition keeps what is old.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Pin {
-    pub tenant_id: Uuid,
-    pub queue: String,
-    pub consumer_group: Option<String>,
-    pub partitions: i64,
-}
-
-/// The slowest groups of the partitions whose first segment is old enough for rule 2 and not yet consumed,
-/// at most `rows_max` lines. No group means that nobody has consumed there at all.
-///
-/// # Errors
-/// Whatever the database answered.
-pub async fn pins(db: &(impl Sql + Sync), as_of: Timestamp, rows_max: i32) -> Result<Vec<Pin>, Error> {
-    let query = "select qq.tenant_id, qq.name, slow.consumer_group, count(*)
-          from queen.log_partitions p
-          join queen.queues qq on p.queue_id = qq.id
-         cross join lateral (
-                select s.created_at, s.end_offset from queen.log_segments s
-                 where s.partition_id = p.id and s.base_offset >= p.log_start
-                 order by s.base_offset limit 1) head
-          left join lateral (
-                select c.consumer_group, c.committed from queen.log_consumers c
-                 where c.partition_id = p.id
-                 order by c.committed, c.consumer_group limit 1) slow on true
-         where qq.retention_enabled and qq.completed_retention_seconds > 0
-           and head.created_at < $1 - make_interval(secs => qq.completed_retention_seconds)
-           and coalesce(slow.committed < head.end_offset, true)
-         group by qq.tenant_id, qq.name, slow.consumer_group
-         order by count(*) desc, qq.name, slow.consumer_group
-         limit $2";
-    let rows_max = i64::from(rows_max);
-    let rows = db.rows(query, &[(&as_of as _, Type::TIMESTAMPTZ), (&rows_max as _, Type::INT8)]).await?;
-    let pin = |row: &Row| Pin {
-        tenant_id: row.get(0),
-        queue: row.get(1),
-        consumer_group: row.get(2),
-        partitions: row.get(3),
-    };
-    Ok(rows.iter().map(pin).collect())
 }
 
 #[cfg(test)]
