@@ -119,8 +119,21 @@ fn as_json(swept: &Swept, kept: &Kept) -> Value {
         "outcome": outcome, "asOf": swept.as_of.map(|as_of| as_of.to_string()),
         "elapsedMs": millis(swept.report.elapsed()), "queues": swept.queues.len(), "phases": phases,
         "metrics": swept.metrics.to_string(),
-        "kept": {"unread": kept.unread, "silentPartitions": kept.silent},
+        "kept": {
+            "unread": kept.unread.iter().map(unread_as_json).collect::<Vec<_>>(),
+            "silentPartitions": kept.silent.iter().map(silent_as_json).collect::<Vec<_>>(),
+        },
     })
+}
+
+fn unread_as_json(unread: &Unread) -> Value {
+    let Unread { tenant_id, queue, consumer_group, partitions } = unread;
+    json!({"tenantId": tenant_id, "queue": queue, "consumerGroup": consumer_group, "partitions": partitions})
+}
+
+fn silent_as_json(silent: &Silent) -> Value {
+    let Silent { reason, partitions } = silent;
+    json!({"reason": reason, "partitions": partitions})
 }
 
 fn millis(elapsed: std::time::Duration) -> u64 {

@@ -2,7 +2,10 @@
 
 pub mod kept;
 
-use ebbtide_sweep::StepOutcome;
+use std::sync::{LazyLock, Mutex};
+use std::time::Duration;
+
+use ebbtide_sweep::{LineLimit, StepOutcome};
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio_postgres::Row;
@@ -253,11 +256,17 @@ pub async fn purge_system_metrics(db: &(impl Sql + Sync), days: i32, rows_max: i
     Ok(StepOutcome { deleted, done: deleted < batch.unsigned_abs() })
 }
 
+/// A function that was replaced answers so for every partition of every cycle.
+static UNREADABLE: LazyLock<Mutex<LineLimit>> = LazyLock::new(|| Mutex::new(LineLimit::new(Duration::from_secs(60))));
+
 /// A step whose answer makes no sense ends its drain: it may have deleted, but nothing says that another would.
 fn outcome(function: &'static str, row: &Row) -> StepOutcome {
     let answer = row.try_get::<_, Option<Value>>(0).ok().flatten();
     answer.as_ref().and_then(read_outcome).unwrap_or_else(|| {
-        warn!(target: "retention", function, ?answer, "the answer of a step makes no sense");
+        let suppressed = UNREADABLE.lock().expect("no holder panics").admit();
+        if let Some(suppressed) = suppressed {
+            warn!(target: "retention", function, ?answer, suppressed, "the answer of a step makes no sense");
+        }
         StepOutcome::NOTHING
     })
 }

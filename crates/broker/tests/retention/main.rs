@@ -5,7 +5,9 @@ mod support;
 
 mod cleanup;
 mod cost;
+mod cycle;
 mod differential;
 mod eviction;
 mod purge;
 mod rules;
+mod told;

@@ -35,6 +35,13 @@ fn target(database: &str) -> Target {
     Target { config, tls: TlsSettings::unused() }
 }
 
+/// An address where no database is; the test gives it a port.
+pub fn dead_target() -> Target {
+    let mut config = tokio_postgres::Config::new();
+    config.host("127.0.0.1").user("nobody");
+    Target { config, tls: TlsSettings::unused() }
+}
+
 /// A database that exists for one test.
 pub struct Database {
     pub name: String,

@@ -1,7 +1,6 @@
 //! Why something is still there: reads for a person, never for a step.
 
 use jiff::Timestamp;
-use serde::Serialize;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -9,8 +8,7 @@ use super::Sql;
 use crate::error::Error;
 
 /// Partitions whose oldest segment is old enough for rule 2, and the group that has not read it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
     pub tenant_id: Uuid,
     pub queue: String,
@@ -52,8 +50,7 @@ pub async fn unread(db: &(impl Sql + Sync), as_of: Timestamp, rows_max: i64) -> 
 }
 
 /// Partitions that have been silent for the whole cleanup window and stay.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Silent {
     /// The first veto, in the order in which a person would want to hear of it.
     pub reason: String,
