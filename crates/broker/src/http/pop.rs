@@ -81,8 +81,16 @@ async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {
         Err(error) => return refuse(&error),
     };
     match wait::pop(app, &pop).await {
-        Ok(Waited::Found(leased)) => answer::found(&pop, leased).await.unwrap_or_else(|error| refuse(&error)),
+        Ok(Waited::Found(leased)) => {
+            for delivery in &leased.deliveries {
+                app.telemetry.popped(&delivery.queue, delivery.take as u64, delivery.created_at);
+            }
+            answer::found(&pop, leased).await.unwrap_or_else(|error| refuse(&error))
+        }
         Ok(Waited::Nothing) => {
+            if let Source::Queue(queue) | Source::Partition { queue, .. } = &pop.source {
+                app.telemetry.popped_nothing(queue);
+            }
             counter!("ebbtide_pop_empty_total").increment(1);
             StatusCode::NO_CONTENT.into_response()
         }
