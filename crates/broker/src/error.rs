@@ -21,6 +21,9 @@ pub enum Error {
     /// The request is larger than a limit.
     #[error("{0}")]
     TooLarge(String),
+    /// More is waiting to be stored than there is room for; later there will be.
+    #[error("too many messages are waiting to be stored")]
+    Busy,
     /// No database connection could be had in time.
     #[error("pool")]
     Pool,
@@ -77,6 +80,7 @@ impl Error {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,
             Self::Pool
             | Self::LockTimeout

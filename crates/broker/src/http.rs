@@ -20,13 +20,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{StatusCode, Uri};
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use tokio::net::TcpListener;
 use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::error;
 
+use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::error::Error;
 use crate::telemetry::Telemetry;
@@ -47,6 +49,8 @@ pub struct Settings {
     /// After how many days an empty partition is deleted; `None` when never. It forgets its
     /// transaction ids then, so no deduplication window may be longer.
     pub partition_cleanup_days: Option<i32>,
+    /// How pushes are committed.
+    pub push: Limits,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -72,6 +76,7 @@ impl Default for Settings {
                 longest: Duration::from_secs(1),
             },
             partition_cleanup_days: Some(30),
+            push: Limits::default(),
         }
     }
 }
@@ -84,13 +89,17 @@ pub struct App {
     pub wake: Wake,
     pub leases: Leases,
     pub telemetry: Arc<Telemetry>,
+    pub bundler: Bundler,
 }
 
 impl App {
     pub fn new(db: Db, settings: Settings) -> Arc<Self> {
         metrics::install();
+        let wake = Wake::new();
+        let woken = wake.clone();
+        let bundler = Bundler::new(db.clone(), settings.push, move |name| woken.pushed(name.queue(), name.partition()));
         let telemetry = Arc::new(Telemetry::new());
-        Arc::new(Self { db, settings, wake: Wake::new(), leases: Leases::default(), telemetry })
+        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler })
     }
 }
 
@@ -162,10 +171,19 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
 
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let status = self.status();
-        if status.is_server_error() {
-            metrics::failed(&self);
-        }
-        (status, axum::Json(serde_json::json!({"error": self.to_string()}))).into_response()
+        failed(&self)
     }
+}
+
+/// The answer to a request that failed as a whole.
+fn failed(error: &Error) -> Response {
+    let status = error.status();
+    if status.is_server_error() {
+        metrics::failed(error);
+    }
+    let mut response = (status, axum::Json(serde_json::json!({"error": error.to_string()}))).into_response();
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }

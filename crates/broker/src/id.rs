@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -11,6 +12,8 @@ use crate::error::Error;
 pub const NAME_CHARS_MAX: usize = 255;
 /// Longest transaction id, in bytes: its length travels as a `u16` in a frame.
 pub const TRANSACTION_ID_BYTES_MAX: usize = u16::MAX as usize;
+/// Bytes of a transaction id's hash in a sidecar row.
+pub const HASH_BYTES: usize = 16;
 /// The consumer group of a client that names none.
 pub const QUEUE_MODE: &str = "__QUEUE_MODE__";
 /// The partition of a message that names none.
@@ -51,6 +54,36 @@ uuid_id!(
 
 /// A position in a partition's log, from 0.
 pub type Offset = i64;
+
+/// Separates the parts of a composed name; no name may contain it.
+const SEPARATOR: char = '\u{1f}';
+
+/// A queue's and a partition's name as one key. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionName(Arc<str>);
+
+impl PartitionName {
+    /// Both names are checked already.
+    pub fn new(queue: &str, partition: &str) -> Self {
+        let mut composed = String::with_capacity(queue.len() + 1 + partition.len());
+        composed.push_str(queue);
+        composed.push(SEPARATOR);
+        composed.push_str(partition);
+        Self(composed.into())
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once(SEPARATOR).expect("composed with a separator")
+    }
+
+    pub fn queue(&self) -> &str {
+        self.parts().0
+    }
+
+    pub fn partition(&self) -> &str {
+        self.parts().1
+    }
+}
 
 /// Checks a queue, partition or group name: 1 to 255 characters, none below U+0020.
 ///

@@ -15,9 +15,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::error::Error;
+pub use crate::id::HASH_BYTES;
 
-/// Bytes of one transaction-id hash in a sidecar row.
-pub const HASH_BYTES: usize = 16;
 /// Largest segment before compression; a blob that unpacks to more is refused.
 pub const PLAIN_BYTES_MAX: usize = 1 << 30;
 

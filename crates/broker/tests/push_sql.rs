@@ -182,7 +182,7 @@ async fn arrays_that_do_not_match_are_refused() {
 }
 
 #[tokio::test]
-async fn what_the_index_knows_counts_only_for_the_same_partition_and_window() {
+async fn what_the_index_vouches_for_counts_only_for_a_window_no_longer() {
     let database = Database::create().await;
     let client = database.client().await;
     push_one(&client, "q", "1", &["a"]).await;
@@ -190,22 +190,20 @@ async fn what_the_index_knows_counts_only_for_the_same_partition_and_window() {
     let hashes = hash("a");
     let db = ebbtide::db::Db::open(&database.target, 2, Statements::Prepared, support::PATIENCE).await.expect("pool");
     let conn = db.conn().await.expect("conn");
-    let with = |known: Uuid, verified: i64, window: i32| Batch {
-        queues: vec!["q"],
-        partitions: vec!["1"],
+    let with = |verified: i64, window: i32| Batch {
+        partition_ids: vec![pid],
         counts: vec![1],
         hashes: vec![&hashes],
         blobs: vec![b"x"],
-        known: vec![Some(known)],
         verified: vec![verified],
         windows: vec![window],
     };
-    for batch in [with(Uuid::new_v4(), 0, 3600), with(pid, -1, 3600), with(pid, 0, 3599)] {
+    for batch in [with(-1, 3600), with(0, 3599)] {
         let (pushed, _) = log_push_batch_v1(&conn, &batch, None).await.expect("pushes");
         assert_eq!(pushed[0].written, Written::Duplicates(vec![(0, 0)]));
         assert_eq!(pushed[0].window_seconds, 3600);
     }
-    let (pushed, _) = log_push_batch_v1(&conn, &with(pid, 0, 3600), None).await.expect("pushes");
+    let (pushed, _) = log_push_batch_v1(&conn, &with(0, 3600), None).await.expect("pushes");
     assert_eq!(pushed[0].written, Written::Base(1), "the caller's word is taken");
 }
 
@@ -213,15 +211,13 @@ async fn what_the_index_knows_counts_only_for_the_same_partition_and_window() {
 async fn a_missing_partition_is_a_retryable_race_and_writes_nothing() {
     let database = Database::create().await;
     let client = database.client().await;
-    log_provision_v1(&client, &["q"], &["1"]).await.expect("provisions");
+    let made = log_provision_v1(&client, &["q"], &["1"]).await.expect("provisions");
     let hashes = hash("a");
     let batch = Batch {
-        queues: vec!["q", "q"],
-        partitions: vec!["1", "gone"],
+        partition_ids: vec![made[0].expect("made").0, Uuid::new_v4()],
         counts: vec![1, 1],
         hashes: vec![&hashes, &hashes],
         blobs: vec![b"x", b"x"],
-        known: vec![None, None],
         verified: vec![-1, -1],
         windows: vec![0, 0],
     };
@@ -271,17 +267,15 @@ async fn a_short_lock_wait_is_for_that_transaction_only() {
     let database = Database::create().await;
     let mut holder = database.client().await;
     let client = database.client().await;
-    log_provision_v1(&client, &["q"], &["1"]).await.expect("provisions");
+    let made = log_provision_v1(&client, &["q"], &["1"]).await.expect("provisions");
     let lock = holder.transaction().await.expect("begins");
     lock.execute("select from queen.log_partitions for update", &[]).await.expect("locks");
     let hashes = hash("a");
     let batch = Batch {
-        queues: vec!["q"],
-        partitions: vec!["1"],
+        partition_ids: vec![made[0].expect("made").0],
         counts: vec![1],
         hashes: vec![&hashes],
         blobs: vec![b"x"],
-        known: vec![None],
         verified: vec![-1],
         windows: vec![0],
     };

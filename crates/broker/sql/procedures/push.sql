@@ -96,28 +96,27 @@ begin
 end
 $$;
 
--- Appends one segment to each of many partitions, all or (but for duplicates) nothing.
+-- Appends one segment to each of many partitions: one transaction, all or (but for duplicates) nothing.
 --
 -- Lock:   the partition rows, ascending by id, in one statement. With p_lock_ms no lock of this
 --         transaction is waited for any longer than that.
 -- Result: one row of arrays in input order. o_bases is NULL for an element of which some hash is stored
 --         already: none of it is written, and o_dup_* say which (element from 1, message from 0, offset).
--- Why:    p_known, p_verified and p_windows say what the caller's index holds: every hash of partition
---         p_known within p_windows seconds up to offset p_verified is known to differ. They narrow the
---         probe and count only if the partition and its window are still those.
+-- Why:    p_verified and p_windows say what the caller's index holds: within p_windows seconds, every hash
+--         up to offset p_verified is known to differ. That counts only if the window is still no longer.
 --         The stamp is taken under the locks, so that it never falls along the offsets of a partition.
+--         Segments are inserted before the row is updated: their foreign key then finds its lock held.
 create or replace function queen.log_push_batch_v1(
-    p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[], p_blobs bytea[],
-    p_known uuid[], p_verified bigint[], p_windows int[],
-    p_tenants uuid[] default null, p_lock_ms int default null,
-    out o_pids uuid[], out o_bases bigint[], out o_windows int[], out o_created_at timestamptz,
+    p_pids uuid[], p_counts int[], p_hashes bytea[], p_blobs bytea[], p_verified bigint[], p_windows int[],
+    p_lock_ms int default null,
+    out o_bases bigint[], out o_windows int[], out o_created_at timestamptz,
     out o_dup_elements int[], out o_dup_indexes int[], out o_dup_offsets bigint[]
 ) language plpgsql
 -- The plans are index probes whatever the statistics say, and are made once a session.
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-    v_unknown  bigint[];
+    v_verified bigint[];
     v_starts   bigint[];
     v_probe    boolean;
     v_valid    boolean;
@@ -126,30 +125,29 @@ begin
     if p_lock_ms is not null then
         perform set_config('lock_timeout', p_lock_ms::text, true);
     end if;
-    select array_agg(l.id), array_agg(l.last_offset + 1), array_agg(l.dedup_window_seconds), max(l.last_write_at),
+    select array_agg(l.last_offset + 1), array_agg(l.dedup_window_seconds), max(l.last_write_at),
            array_agg(l.verified), array_agg(l.txns_start),
            bool_or(l.dedup_window_seconds > 0 and greatest(l.verified, l.txns_start - 1) < l.last_offset),
            bool_and(l.n > 0 and octet_length(l.hashes) = 16 * l.n)
-    into o_pids, o_bases, o_windows, v_newest, v_unknown, v_starts, v_probe, v_valid
+    into o_bases, o_windows, v_newest, v_verified, v_starts, v_probe, v_valid
     from (
         select k.* from (
-            select i.ord, i.n, i.hashes, p.id, p.last_offset, p.txns_start, p.last_write_at, q.dedup_window_seconds,
-                   case when p.id = i.known and q.dedup_window_seconds <= i.win then i.verified else -1 end as verified
-            from unnest(p_queues, p_partitions, p_counts, p_hashes, p_known, p_verified, p_windows, p_tenants)
-                 with ordinality i (queue, partition, n, hashes, known, verified, win, tenant, ord)
-            join queen.queues q
-              on q.tenant_id = coalesce(i.tenant, '00000000-0000-0000-0000-000000000001') and q.name = i.queue
-            join queen.log_partitions p on p.queue_id = q.id and p.name = i.partition
+            select i.ord, i.n, i.hashes, p.last_offset, p.txns_start, p.last_write_at, q.dedup_window_seconds,
+                   case when q.dedup_window_seconds <= i.win then i.verified else -1 end as verified
+            from unnest(p_pids, p_counts, p_hashes, p_verified, p_windows)
+                 with ordinality i (pid, n, hashes, verified, win, ord)
+            join queen.log_partitions p on p.id = i.pid
+            join queen.queues q on q.id = p.queue_id
             order by p.id
             for update of p
         ) k
         order by k.ord
     ) l;
-    if coalesce(cardinality(o_pids), 0) <> cardinality(p_queues) then
-        raise exception 'QMULTI resolved % of % segments', coalesce(cardinality(o_pids), 0), cardinality(p_queues)
+    if coalesce(cardinality(o_bases), 0) <> cardinality(p_pids) then
+        raise exception 'QMULTI resolved % of % segments', coalesce(cardinality(o_bases), 0), cardinality(p_pids)
             using errcode = 'QN001';
     end if;
-    if not v_valid then
+    if v_valid is not true then
         raise exception 'QPUSH bad segment: its hashes are not 16 bytes a message' using errcode = '22023';
     end if;
     -- A clock that was set back must not stamp new rows older than those before them.
@@ -159,11 +157,11 @@ begin
         select array_agg(e.ord::int order by e.ord, d.idx), array_agg(d.idx order by e.ord, d.idx),
                array_agg(d.off order by e.ord, d.idx)
         into o_dup_elements, o_dup_indexes, o_dup_offsets
-        from unnest(o_pids, p_hashes, v_unknown, v_starts, o_bases, o_windows)
-             with ordinality e (id, hashes, verified, txns_start, base, win, ord)
+        from unnest(p_pids, p_hashes, v_verified, v_starts, o_bases, o_windows)
+             with ordinality e (pid, hashes, verified, txns_start, base, win, ord)
         cross join lateral queen.log_push_dups_v1(
-            e.id, e.hashes, e.verified, e.txns_start, e.base - 1, o_created_at - make_interval(secs => e.win)) d
-        where e.win > 0;
+            e.pid, e.hashes, e.verified, e.txns_start, e.base - 1, o_created_at - make_interval(secs => e.win)) d
+        where e.win > 0 and greatest(e.verified, e.txns_start - 1) < e.base - 1;
         if o_dup_elements is not null then
             select array_agg(case when e.ord = any (o_dup_elements) then null else e.base end order by e.ord)
             into o_bases
@@ -172,19 +170,19 @@ begin
     end if;
 
     insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
-    select e.id, e.base, e.base + e.n - 1, o_created_at, e.blob
-    from unnest(o_pids, o_bases, p_counts, p_blobs) e (id, base, n, blob)
+    select e.pid, e.base, e.base + e.n - 1, o_created_at, e.blob
+    from unnest(p_pids, o_bases, p_counts, p_blobs) e (pid, base, n, blob)
     where e.base is not null;
     insert into queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
-    select e.id, e.base, e.base + e.n - 1, o_created_at, e.hashes
-    from unnest(o_pids, o_bases, p_counts, p_hashes) e (id, base, n, hashes)
+    select e.pid, e.base, e.base + e.n - 1, o_created_at, e.hashes
+    from unnest(p_pids, o_bases, p_counts, p_hashes) e (pid, base, n, hashes)
     where e.base is not null;
     update queen.log_partitions p
     set last_offset = e.base + e.n - 1,
         last_write_at = case when p.last_write_at < o_created_at - interval '1 second' then o_created_at
                              else p.last_write_at end
-    from unnest(o_pids, o_bases, p_counts) e (id, base, n)
-    where p.id = e.id and e.base is not null;
+    from unnest(p_pids, o_bases, p_counts) e (pid, base, n)
+    where p.id = e.pid and e.base is not null;
 end
 $$;
 
@@ -228,15 +226,14 @@ begin
         raise exception 'QPUSH bad segment: % messages, % bytes of hashes', p_msg_count, octet_length(p_hashes)
             using errcode = '22023';
     end if;
-    if v_pid is null or v_window is null then
-        if v_pid is null then
-            perform queen.log_provision_v1(array[p_queue], array[p_partition], array[p_tenant]);
-        end if;
-        select p.id, coalesce(v_window, q.dedup_window_seconds) into v_pid, v_window
-        from queen.queues q
-        join queen.log_partitions p on p.queue_id = q.id
-        where q.tenant_id = p_tenant and q.name = p_queue and p.name = p_partition
-          and p.id = coalesce(v_pid, p.id);
+    if v_pid is null then
+        v_pid := (queen.log_provision_v1(array[p_queue], array[p_partition], array[p_tenant]))[1];
+    end if;
+    if v_window is null then
+        select q.dedup_window_seconds into v_window
+        from queen.log_partitions p
+        join queen.queues q on q.id = p.queue_id
+        where p.id = v_pid;
     end if;
 
     if v_window > 0 then
@@ -283,8 +280,7 @@ create or replace function queen.log_push_multi_v1(
 ) returns jsonb language plpgsql as $$
 declare
     v_n       int := cardinality(p_queues);
-    v_known   uuid[];
-    v_windows int[];
+    v_pids    uuid[];
     v_answer  jsonb;
 begin
     if array[cardinality(p_partitions), cardinality(p_counts), cardinality(p_hashes), cardinality(p_verified),
@@ -295,29 +291,18 @@ begin
     if v_n = 0 then
         return '[]';
     end if;
-    perform queen.log_provision_v1(p_queues, p_partitions, p_tenants);
-
-    select array_agg(l.id order by l.ord), array_agg(l.dedup_window_seconds order by l.ord) into v_known, v_windows
-    from (
-        select p.id, q.dedup_window_seconds, i.ord
-        from unnest(p_queues, p_partitions, p_tenants) with ordinality i (queue, partition, tenant, ord)
-        join queen.queues q
-          on q.tenant_id = coalesce(i.tenant, '00000000-0000-0000-0000-000000000001') and q.name = i.queue
-        join queen.log_partitions p on p.queue_id = q.id and p.name = i.partition
-        order by p.id
-        for update of p
-    ) l;
-    if coalesce(cardinality(v_known), 0) <> v_n then
-        raise exception 'QMULTI resolved % of % segments', coalesce(cardinality(v_known), 0), v_n
+    v_pids := queen.log_provision_v1(p_queues, p_partitions, p_tenants);
+    if array_position(v_pids, null) is not null then
+        raise exception 'QMULTI resolved % of % segments', cardinality(array_remove(v_pids, null)), v_n
             using errcode = 'QN001';
     end if;
-
-    if (select count(distinct k) from unnest(v_known) k) < v_n then
+    if (select count(distinct k) from unnest(v_pids) k) < v_n then
+        perform from queen.log_partitions p where p.id = any (v_pids) order by p.id for update;
         v_answer := '[]';
         for v_i in 1 .. v_n loop
             v_answer := v_answer || queen.log_push_one_v1(
                 p_queues[v_i], p_partitions[v_i], p_counts[v_i], p_hashes[v_i], p_verified[v_i], p_blobs[v_i],
-                v_known[v_i], v_windows[v_i]);
+                v_pids[v_i], null, coalesce(p_tenants[v_i], '00000000-0000-0000-0000-000000000001'));
         end loop;
         return v_answer;
     end if;
@@ -329,8 +314,42 @@ begin
            ) order by e.ord)
     into v_answer
     from queen.log_push_batch_v1(
-             p_queues, p_partitions, p_counts, p_hashes, p_blobs, v_known, p_verified, v_windows, p_tenants) b
-    cross join lateral unnest(b.o_pids, b.o_bases) with ordinality e (pid, base, ord);
+             v_pids, p_counts, p_hashes, p_blobs, p_verified, array_fill(2147483647, array[v_n])) b
+    cross join lateral unnest(v_pids, b.o_bases) with ordinality e (pid, base, ord);
     return v_answer;
 end
+$$;
+
+-- Where the window of a partition begins and where its log ends.
+--
+-- Lock:   none; both may move on at once.
+-- Result: one row, or none if the partition is gone.
+create or replace function queen.log_txns_window_v1(p_pid uuid, p_window int)
+returns table (start_offset bigint, last_offset bigint) language sql as $$
+    select queen.log_txns_window_start_v1(
+               p.id, p.txns_start, p.last_offset, clock_timestamp() - make_interval(secs => p_window)),
+           p.last_offset
+    from queen.log_partitions p
+    where p.id = p_pid
+$$;
+
+-- Sidecar rows of a partition from the one that begins at or after p_from, in offset order.
+--
+-- Lock:   none.
+-- Result: rows of p_max_messages messages or few more, at most 4096 rows, at least one if there is one.
+create or replace function queen.log_txns_read_v1(p_pid uuid, p_from bigint, p_max_messages bigint)
+returns table (base_offset bigint, created_at timestamptz, hashes bytea) language sql stable as $$
+    select r.base_offset, r.created_at, r.hashes
+    from (
+        select t.*, sum(t.end_offset - t.base_offset + 1) over (order by t.base_offset)
+                    - (t.end_offset - t.base_offset + 1) as messages_before
+        from (
+            select c.* from queen.log_txns c
+            where c.partition_id = p_pid and c.base_offset >= p_from
+            order by c.base_offset
+            limit 4096
+        ) t
+    ) r
+    where r.messages_before < p_max_messages
+    order by r.base_offset
 $$;

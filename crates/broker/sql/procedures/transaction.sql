@@ -15,10 +15,10 @@ begin
     for v_lane in
         select l.id, bool_or(l.is_pushed) as is_pushed
         from (
-            select p.id, true as is_pushed
-            from unnest(p_queues, p_partitions) as i (queue, partition)
-            join queen.queues q on q.tenant_id = p_tenant and q.name = i.queue
-            join queen.log_partitions p on p.queue_id = q.id and p.name = i.partition
+            select i.id, true as is_pushed
+            from unnest(queen.log_partition_ids_v1(
+                p_queues, p_partitions, array_fill(p_tenant, array[coalesce(cardinality(p_queues), 0)]))) as i (id)
+            where i.id is not null
             union all
             select a.id, false from unnest(p_acked) as a (id)
         ) l
@@ -40,21 +40,24 @@ $$;
 create or replace function queen.log_transaction_push_v1(p_pushes jsonb, p_tenant uuid) returns jsonb
 language plpgsql as $$
 declare
+    v_pids   uuid[];
     v_pushed record;
     v_dup    jsonb;
 begin
+    select queen.log_partition_ids_v1(
+               array_agg(e.p ->> 'queue' order by e.ord), array_agg(e.p ->> 'partition' order by e.ord),
+               array_agg(p_tenant))
+    into v_pids
+    from jsonb_array_elements(p_pushes) with ordinality as e (p, ord);
     select r.* into v_pushed
     from (
-        select array_agg(e.p ->> 'queue' order by e.ord) as queues,
-            array_agg(e.p ->> 'partition' order by e.ord) as partitions,
-            array_agg((e.p ->> 'count')::int order by e.ord) as counts,
+        select array_agg((e.p ->> 'count')::int order by e.ord) as counts,
             array_agg(decode(e.p ->> 'hashes', 'hex') order by e.ord) as hashes,
-            array_agg(decode(e.p ->> 'blob', 'hex') order by e.ord) as blobs,
-            array_agg(p_tenant) as tenants
+            array_agg(decode(e.p ->> 'blob', 'hex') order by e.ord) as blobs
         from jsonb_array_elements(p_pushes) with ordinality as e (p, ord)
     ) a
     cross join lateral queen.log_push_batch_v1(
-        a.queues, a.partitions, a.counts, a.hashes, a.blobs, '{}', '{}', '{}', a.tenants) r;
+        v_pids, a.counts, a.hashes, a.blobs, '{}', '{}') r;
     if v_pushed.o_dup_elements is not null then
         v_dup := p_pushes -> (v_pushed.o_dup_elements[1] - 1);
         raise exception 'QDUP transaction id % is already stored in partition % of queue %',
@@ -63,7 +66,7 @@ begin
     end if;
     return (
         select jsonb_agg(jsonb_build_object('partitionId', r.pid, 'baseOffset', r.base) order by r.ord)
-        from unnest(v_pushed.o_pids, v_pushed.o_bases) with ordinality as r (pid, base, ord)
+        from unnest(v_pids, v_pushed.o_bases) with ordinality as r (pid, base, ord)
     );
 end
 $$;

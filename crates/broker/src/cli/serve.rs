@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::database::{self, Opened};
+use crate::bundle::Limits;
 use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
 use crate::http::{self, App, PopWait, Settings};
@@ -98,6 +99,11 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
             longest: Duration::from_millis(wait.max_interval_ms),
         },
         partition_cleanup_days: retention.partition_cleanup_days,
+        push: Limits {
+            lanes: messaging.push_lanes,
+            zstd_level: messaging.zstd_level,
+            dedup_bytes_max: messaging.dedup_cache_bytes.unwrap_or(0),
+        },
     }
 }
 

@@ -1,11 +1,88 @@
 //! Routes of push.
 
+mod request;
+
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde::Serialize;
+use uuid::Uuid;
 
 use super::App;
+use super::body::RawBody;
+use crate::bundle::{Answer, Outcome};
+use crate::error::Error;
+use crate::telemetry::Request;
+use request::{Place, Push};
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
+    Router::new().route("/api/v1/push", post(push))
+}
+
+async fn push(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Response, Error> {
+    app.telemetry.requested(Request::Push);
+    let Push { groups, places } = Push::parse(&body)?;
+    drop(body);
+    let names: Vec<_> = groups.iter().map(|group| group.name.clone()).collect();
+    let answers = app.bundler.push(groups).await?;
+    if let Some(error) = whole_failure(&answers) {
+        return Ok(super::failed(&error));
+    }
+    for (name, answer) in names.iter().zip(&answers) {
+        let outcomes = answer.as_deref().unwrap_or_default();
+        let queued = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Queued(_))).count();
+        app.telemetry.pushed(name.queue(), queued as u64);
+    }
+    let items: Vec<Item<'_>> = places
+        .iter()
+        .enumerate()
+        .map(|(index, place)| Item::new(index, place, names[place.group].queue(), &answers))
+        .collect();
+    let json = serde_json::to_vec(&items).expect("texts and numbers become JSON");
+    Ok((StatusCode::CREATED, [(header::CONTENT_TYPE, "application/json")], Body::from(json)).into_response())
+}
+
+/// A client that pushes from a buffer looks only at the status: nothing stored must not look like success.
+fn whole_failure(answers: &[Answer]) -> Option<Arc<Error>> {
+    let mut failures = answers.iter().map(|answer| answer.as_ref().err());
+    let first = failures.next()??;
+    failures.all(|failure| failure.is_some()).then(|| first.clone())
+}
+
+/// One element of the answer.
+#[derive(Serialize)]
+struct Item<'a> {
+    index: usize,
+    message_id: Option<Uuid>,
+    transaction_id: Option<std::borrow::Cow<'a, str>>,
+    #[serde(rename = "queueName")]
+    queue_name: &'a str,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl<'a> Item<'a> {
+    fn new(index: usize, place: &'a Place, queue_name: &'a str, answers: &[Answer]) -> Self {
+        let given = place.transaction_id.as_deref().map(Into::into);
+        match &answers[place.group] {
+            Ok(outcomes) => {
+                let (status, id) = match outcomes[place.position] {
+                    Outcome::Queued(id) if place.is_first => ("queued", id),
+                    Outcome::Queued(id) | Outcome::Duplicate(id) => ("duplicate", id),
+                };
+                let transaction_id = given.or_else(|| Some(id.to_string().into()));
+                Self { index, message_id: Some(id), transaction_id, queue_name, status, error: None }
+            }
+            Err(error) => {
+                let error = Some(error.to_string());
+                Self { index, message_id: None, transaction_id: given, queue_name, status: "failed", error }
+            }
+        }
+    }
 }

@@ -1,0 +1,287 @@
+//! A push request: JSON ─► groups by partition, or the item and field that is wrong.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::{Deserializer, Visitor};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::bundle::{Group, Message};
+use crate::error::Error;
+use crate::id::{DEFAULT_PARTITION, PartitionName, checked_name, checked_transaction_id};
+
+/// Levels of arrays and objects in a payload. Whoever reads it back parses it inside an answer, and
+/// common parsers stop at about this depth.
+const NESTING_MAX: usize = 128;
+
+/// Where the outcome of an item is found.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) group: usize,
+    pub(super) position: usize,
+    /// Not a repetition of an earlier item of this request.
+    pub(super) is_first: bool,
+    pub(super) transaction_id: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Push {
+    pub(super) groups: Vec<Group>,
+    /// One an item, in request order.
+    pub(super) places: Vec<Place>,
+}
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow)]
+    items: Option<Vec<Item<'a>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    #[serde(borrow)]
+    queue: Option<Text<'a>>,
+    #[serde(borrow)]
+    partition: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    payload: Option<&'a RawValue>,
+    #[serde(borrow)]
+    transaction_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    trace_id: Option<Text<'a>>,
+}
+
+/// A key that is there with the value `null` is there.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Text that is borrowed unless it holds escapes; inside an `Option`, a plain `Cow` never is.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+
+        impl<'de> Visitor<'de> for TextVisitor {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E: serde::de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+impl Push {
+    /// # Errors
+    /// [`Error::BadBody`] if it is not the JSON of a push, [`Error::Invalid`] naming the item and the field.
+    pub(super) fn parse(body: &Bytes) -> Result<Self, Error> {
+        let text = std::str::from_utf8(body).map_err(|error| Error::BadBody(error.to_string()))?;
+        let Body { items } = serde_json::from_str(text).map_err(|error| explain(text, &error))?;
+        let items = items.ok_or_else(|| Error::invalid("items", "is required"))?;
+        let mut grouping = Grouping { body, groups: Vec::new(), by_name: HashMap::new(), seen: HashMap::new() };
+        let mut places = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            places.push(grouping.add(item).map_err(|error| in_item(index, error))?);
+        }
+        Ok(Self { groups: grouping.groups, places })
+    }
+}
+
+/// Says which item the mistake is in: a position in the text helps nobody who built it from objects.
+fn explain(text: &str, error: &serde_json::Error) -> Error {
+    #[derive(Deserialize)]
+    struct RawItems<'a> {
+        #[serde(borrow)]
+        items: Vec<&'a RawValue>,
+    }
+    let items = serde_json::from_str::<RawItems<'_>>(text).map(|raw| raw.items).unwrap_or_default();
+    for (index, item) in items.iter().enumerate() {
+        if let Err(error) = serde_json::from_str::<Item<'_>>(item.get()) {
+            return Error::BadBody(format!("items[{index}]: {error}"));
+        }
+    }
+    Error::BadBody(error.to_string())
+}
+
+fn in_item(index: usize, error: Error) -> Error {
+    match error {
+        Error::Invalid { field, reason } => Error::invalid("items", format!("[{index}].{field}: {reason}")),
+        other => other,
+    }
+}
+
+struct Grouping<'a> {
+    body: &'a Bytes,
+    groups: Vec<Group>,
+    by_name: HashMap<(Cow<'a, str>, Cow<'a, str>), usize>,
+    /// Group, transaction id ─► position in the group.
+    seen: HashMap<(usize, String), usize>,
+}
+
+impl<'a> Grouping<'a> {
+    fn add(&mut self, item: Item<'a>) -> Result<Place, Error> {
+        let Item { queue, partition, payload, transaction_id, trace_id } = item;
+        let queue = queue.ok_or_else(|| Error::invalid("queue", "is required"))?.0;
+        checked_name("queue", &queue)?;
+        let partition = partition.map_or(Cow::Borrowed(DEFAULT_PARTITION), |partition| partition.0);
+        checked_name("partition", &partition)?;
+        let payload = payload.ok_or_else(|| Error::invalid("payload", "is required"))?.get();
+        if nesting(payload) > NESTING_MAX {
+            return Err(Error::invalid("payload", format!("is nested deeper than {NESTING_MAX} levels")));
+        }
+        let transaction_id = transaction_id.map(|id| id.0.into_owned());
+        if let Some(id) = &transaction_id {
+            checked_transaction_id("transactionId", id)?;
+        }
+        let group = self.group(queue, partition);
+        let position = self.groups[group].messages.len();
+        if let Some(id) = &transaction_id {
+            match self.seen.entry((group, id.clone())) {
+                Entry::Occupied(first) => {
+                    return Ok(Place { group, position: *first.get(), is_first: false, transaction_id });
+                }
+                Entry::Vacant(place) => place.insert(position),
+            };
+        }
+        // The wire lets a producer send any text as a trace id; only a UUID is one.
+        let trace_id = trace_id.and_then(|text| Uuid::parse_str(&text.0).ok());
+        let payload = self.body.slice_ref(payload.as_bytes());
+        self.groups[group].messages.push(Message { transaction_id: transaction_id.clone(), trace_id, payload });
+        Ok(Place { group, position, is_first: true, transaction_id })
+    }
+
+    fn group(&mut self, queue: Cow<'a, str>, partition: Cow<'a, str>) -> usize {
+        match self.by_name.entry((queue, partition)) {
+            Entry::Occupied(group) => *group.get(),
+            Entry::Vacant(place) => {
+                let name = PartitionName::new(&place.key().0, &place.key().1);
+                self.groups.push(Group { name, messages: Vec::new() });
+                *place.insert(self.groups.len() - 1)
+            }
+        }
+    }
+}
+
+/// How deep arrays and objects are nested in valid JSON.
+fn nesting(json: &str) -> usize {
+    let opens = json.bytes().filter(|b| matches!(b, b'[' | b'{')).count();
+    if opens <= NESTING_MAX {
+        return opens; // an upper bound, and enough to let it pass
+    }
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = json.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth -= 1,
+            b'"' => skip_string(&mut bytes),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+fn skip_string(bytes: &mut std::str::Bytes<'_>) {
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => return,
+            b'\\' => {
+                bytes.next();
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Push, Error> {
+        Push::parse(&Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    #[test]
+    fn items_are_grouped_by_partition_in_request_order() {
+        let push = parse(
+            r#"{"items":[{"queue":"q","payload":1},{"queue":"q","partition":"p","payload":2,"transactionId":"t"},
+                {"queue":"q","payload":3},{"queue":"q","partition":"p","payload":4,"transactionId":"t"}],"more":[{}]}"#,
+        )
+        .expect("valid");
+        let names: Vec<&str> = push.groups.iter().map(|group| group.name.partition()).collect();
+        assert_eq!(names, [DEFAULT_PARTITION, "p"]);
+        let places: Vec<_> = push.places.iter().map(|p| (p.group, p.position, p.is_first)).collect();
+        assert_eq!(places, [(0, 0, true), (1, 0, true), (0, 1, true), (1, 0, false)]);
+        assert_eq!(push.groups[1].messages.len(), 1, "the repetition is not stored");
+    }
+
+    #[test]
+    fn payload_bytes_are_the_ones_that_were_sent() {
+        for payload in ["null", "1.0e+07", r#"{"b":1,"a":"\u0000\ud800"}"#, "[ 1 ,2]", "123456789012345678901234567890"]
+        {
+            let push = parse(&format!(r#"{{"items":[{{"payload": {payload} ,"queue":"q"}}]}}"#)).expect("valid");
+            assert_eq!(push.groups[0].messages[0].payload, payload);
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_item_and_the_field() {
+        for (item, field) in [
+            (r#"{"payload":1}"#, "queue"),
+            (r#"{"queue":"q"}"#, "payload"),
+            (r#"{"queue":"","payload":1}"#, "queue"),
+            (r#"{"queue":"q","payload":1,"partition":"a\u001fb"}"#, "partition"),
+            (r#"{"queue":"q","payload":1,"transactionId":"\u0000"}"#, "transactionId"),
+        ] {
+            let error = parse(&format!(r#"{{"items":[{{"queue":"q","payload":1}},{item}]}}"#)).expect_err(item);
+            let text = error.to_string();
+            assert!(text.contains("[1]") && text.contains(field), "{text}");
+        }
+        let error = parse(r#"{"items":[{"queue":7,"payload":1}]}"#).expect_err("not text").to_string();
+        assert!(error.contains("items[0]"), "{error}");
+        assert!(parse("{}").expect_err("no items").to_string().contains("items"));
+        assert!(parse(r#"{"items":[{"queue":"\ud800","payload":1}]}"#).is_err(), "a name is whole text");
+    }
+
+    #[test]
+    fn nesting_counts_levels_and_not_brackets() {
+        assert_eq!(nesting(&"[".repeat(128)), 128);
+        let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert_eq!(nesting(&deep(129)), 129);
+        assert_eq!(nesting(&deep(100_000)), 100_000);
+        let wide = format!("[{}]", vec![r#"{"a":"[[\"[{"}"#; 300].join(","));
+        assert_eq!(nesting(&wide), 2);
+        assert!(parse(&format!(r#"{{"items":[{{"queue":"q","payload":{}}}]}}"#, deep(129))).is_err());
+        assert!(parse(&format!(r#"{{"items":[{{"queue":"q","payload":{}}}]}}"#, deep(128))).is_ok());
+    }
+
+    #[test]
+    fn a_trace_id_is_kept_if_it_is_one() {
+        let item = |id: &str| format!(r#"{{"items":[{{"queue":"q","payload":1,"traceId":{id}}}]}}"#);
+        let trace = |id: &str| parse(&item(id)).expect("valid").groups[0].messages[0].trace_id;
+        assert_eq!(trace(r#""00000000-0000-4000-8000-000000000001""#).map(|id| id.as_u128() & 0xF), Some(1));
+        assert_eq!(trace(r#""other""#), None);
+        assert_eq!(trace("null"), None);
+    }
+}
