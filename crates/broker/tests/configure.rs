@@ -124,7 +124,7 @@ async fn a_delete_waits_for_a_push_and_takes_its_rows_too() {
     let delete = async { broker.delete("/api/v1/resources/queues/busy").await };
     let commit = async {
         let query = "select count(*) = 1 from pg_stat_activity
-                     where application_name = 'ebbtide' and wait_event_type = 'Lock' and query like '%delete_queue_v1%'";
+                     where datname = current_database() and application_name = 'ebbtide' and wait_event_type = 'Lock' and query like '%delete_queue_v1%'";
         wait_until(&broker.sql, "the delete waits for the push", query, &[]).await;
         push.commit().await.expect("the push ends first");
     };
