@@ -41,6 +41,7 @@ impl Telemetry {
         Self::default()
     }
 
+    /// Called for every request by what measures them, so handlers do not.
     pub fn requested(&self, request: Request) {
         let worker = &mut self.counts().worker;
         *match request {

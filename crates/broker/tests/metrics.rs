@@ -428,6 +428,8 @@ async fn a_fold_passes_by_events_that_a_queue_delete_holds() {
 #[tokio::test]
 async fn requests_are_counted_by_their_route() {
     let broker = Broker::start().await;
+    broker.post("/api/v1/push", json!({})).await;
+    broker.post("/api/v1/transaction", json!({})).await;
     broker.post("/api/v1/ack", json!({})).await;
     broker.post("/api/v1/ack/batch", json!({})).await;
     broker.get("/api/v1/pop/queue/q").await;
@@ -435,7 +437,7 @@ async fn requests_are_counted_by_their_route() {
     flusher(&broker).flush().await.expect("flushes");
     let query = "select json_build_array(push_request_count, pop_request_count, ack_request_count, transaction_count, jobs_done)
                  from queen.worker_metrics";
-    assert_eq!(broker.row(query, &[]).await.get::<_, Value>(0), json!([0, 1, 2, 0, 3]));
+    assert_eq!(broker.row(query, &[]).await.get::<_, Value>(0), json!([1, 1, 2, 1, 5]));
 }
 
 #[tokio::test]

@@ -61,3 +61,25 @@ async fn an_acknowledgement_counts_for_the_queue_of_its_partition() {
     let row = broker.row(query, &[]).await;
     assert_eq!((row.get(0), row.get(1), row.get(2)), (1_i64, 3_i64, 1_i64));
 }
+
+#[tokio::test]
+async fn a_push_counts_once_for_each_of_its_queues() {
+    let broker = Broker::start().await;
+    let mut flusher = flusher(&broker).await;
+    let item = |queue: &str, partition: &str, id: &str| json!({"queue": queue, "partition": partition, "transactionId": id, "payload": 0});
+    let items = json!({"items": [
+        item("q", "a", "1"), item("q", "b", "1"), item("q", "b", "2"), item("r", "a", "1"),
+    ]});
+    for _ in 0..2 {
+        let (status, body) = broker.post("/api/v1/push", items.clone()).await;
+        assert_eq!(status, 201, "{body}");
+    }
+    flusher.flush().await.expect("flushes");
+
+    let columns = "sum(push_request_count) requests, sum(push_message_count) messages, sum(partitions_created) born";
+    let q = of_queue(&broker, "q", columns).await;
+    assert_eq!(q, json!({"requests": 2, "messages": 3, "born": 2}), "duplicates are not stored again");
+    assert_eq!(of_queue(&broker, "r", columns).await, json!({"requests": 2, "messages": 1, "born": 1}));
+    let row = broker.row("select push_request_count, push_message_count from queen.worker_metrics_summary", &[]).await;
+    assert_eq!((row.get(0), row.get(1)), (2_i64, 4_i64));
+}

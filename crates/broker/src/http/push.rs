@@ -2,6 +2,7 @@
 
 mod request;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -17,7 +18,6 @@ use super::App;
 use super::body::RawBody;
 use crate::bundle::{Answer, Outcome};
 use crate::error::Error;
-use crate::telemetry::Request;
 use request::{Place, Push};
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -25,7 +25,6 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn push(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Response, Error> {
-    app.telemetry.requested(Request::Push);
     let Push { groups, places } = Push::parse(&body)?;
     drop(body);
     let names: Vec<_> = groups.iter().map(|group| group.name.clone()).collect();
@@ -33,11 +32,13 @@ async fn push(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Res
     if let Some(error) = whole_failure(&answers) {
         return Ok(super::failed(&error));
     }
+    let mut queued_by_queue = BTreeMap::new();
     for (name, answer) in names.iter().zip(&answers) {
         let outcomes = answer.as_deref().unwrap_or_default();
         let queued = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Queued(_))).count();
-        app.telemetry.pushed(name.queue(), queued as u64);
+        *queued_by_queue.entry(name.queue()).or_default() += queued as u64;
     }
+    queued_by_queue.iter().for_each(|(queue, queued)| app.telemetry.pushed(queue, *queued));
     let items: Vec<Item<'_>> = places
         .iter()
         .enumerate()
