@@ -1,14 +1,16 @@
 //! A decorator that passes everything on: the base of those that watch, slow down or break a storage.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
-use crate::job::{Job, JobId};
-use crate::storage::{Migrated, Storage, WindowedEnqueue};
+use crate::job::{Claim, Job, JobId};
+use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
 
 /// A storage that passes every call and every capability on to another one.
 ///
@@ -46,6 +48,42 @@ impl Storage for Forwarding {
 
     async fn enqueue_batch(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
         self.inner.enqueue_batch(jobs).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Job>, Error> {
+        self.inner.claim(request).await
+    }
+
+    async fn heartbeat(&self, claim: &Claim, lease: Duration) -> Result<(), Error> {
+        self.inner.heartbeat(claim, lease).await
+    }
+
+    async fn complete(&self, completion: &Completion) -> Result<(), Error> {
+        self.inner.complete(completion).await
+    }
+
+    async fn retry(&self, claim: &Claim, failure: &Failure, delay: Duration) -> Result<(), Error> {
+        self.inner.retry(claim, failure, delay).await
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure, reason: DeadLetterReason) -> Result<(), Error> {
+        self.inner.fail(claim, failure, reason).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<(), Error> {
+        self.inner.release(claim).await
+    }
+
+    async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
+        self.inner.reclaim(reclaim).await
+    }
+
+    fn batch_completion(&self) -> Option<&dyn BatchCompletion> {
+        self.inner.batch_completion()
+    }
+
+    fn deletes_checkpoints(&self) -> bool {
+        self.inner.deletes_checkpoints()
     }
 
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {

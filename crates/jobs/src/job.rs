@@ -274,6 +274,18 @@ pub struct Job {
     pub trace_context: Option<Vec<u8>>,
 }
 
+/// Labels as they are stored. Another program may have written values that are no strings: those are kept as JSON,
+/// since a job that cannot be read would hold up every claim that meets it.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn metadata_from_storage(json: Option<&str>) -> BTreeMap<String, String> {
+    use serde_json::Value;
+    let Some(Ok(Value::Object(labels))) = json.map(serde_json::from_str) else {
+        return BTreeMap::new();
+    };
+    let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
+    labels.into_iter().map(|(key, value)| (key, text(value))).collect()
+}
+
 impl Job {
     /// The claim in force; `None` unless the job is running.
     pub fn claim(&self) -> Option<Claim> {

@@ -7,7 +7,8 @@
 //!
 //! # What is here
 //!
-//! Storages ([`postgres`], [`sqlite`]) with their schema, and enqueueing with deduplication. The worker that runs
+//! Storages ([`postgres`], [`sqlite`]) with their schema, enqueueing with deduplication, and what a
+//! worker needs of a storage: claims, and the outcomes that only the owner of a claim may write. The worker that runs
 //! jobs, and the retention that comes with it, are not part of the crate.
 
 #![deny(missing_docs, unreachable_pub)]
@@ -21,6 +22,7 @@ mod error;
 mod forward;
 mod job;
 pub mod limits;
+mod outcome;
 mod storage;
 mod unique;
 
@@ -29,8 +31,9 @@ pub use error::Error;
 pub use forward::Forwarding;
 pub use job::{Claim, Determinism, DispatchToken, Job, JobId, JobStatus, TerminalStatus};
 pub use limits::{JobType, QueueName, WorkerId};
+pub use outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, QueueShare, Reclaim, Reclaimed};
 #[cfg(feature = "postgres")]
 pub use storage::postgres::{self, PostgresStorage};
 #[cfg(feature = "sqlite")]
 pub use storage::sqlite::{self, SqliteStorage};
-pub use storage::{Migrated, Storage, WindowedEnqueue};
+pub use storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};

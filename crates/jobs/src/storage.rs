@@ -9,12 +9,15 @@ pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
-use crate::job::{Job, JobId};
+use crate::job::{Claim, Job, JobId};
+use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 
 /// What an installation of the schema did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,59 @@ pub trait Storage: Send + Sync + 'static {
     /// [`Error::BatchWindowedDedup`] if one of them has a deduplication window.
     async fn enqueue_batch(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error>;
 
+    /// Hands out due jobs of queues that are not paused, each with a claim of its own.
+    ///
+    /// # Errors
+    /// If the storage failed; nothing is claimed then.
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Job>, Error>;
+
+    /// Says that the owner lives, and makes its lease `lease` long from here.
+    ///
+    /// # Errors
+    /// [`Error::JobNotOwned`] if the claim is over.
+    async fn heartbeat(&self, claim: &Claim, lease: Duration) -> Result<(), Error>;
+
+    /// Ends a run with success.
+    ///
+    /// # Errors
+    /// [`Error::JobNotOwned`] if the claim is over; nothing is written or deleted then.
+    async fn complete(&self, completion: &Completion) -> Result<(), Error>;
+
+    /// Ends a run with a failure after which the job runs again, `delay` from here on the storage's clock.
+    ///
+    /// # Errors
+    /// [`Error::JobNotOwned`] if the claim is over; nothing is written then.
+    async fn retry(&self, claim: &Claim, failure: &Failure, delay: Duration) -> Result<(), Error>;
+
+    /// Ends a run with a failure for good: the job is dead-lettered.
+    ///
+    /// # Errors
+    /// [`Error::JobNotOwned`] if the claim is over; nothing is written then.
+    async fn fail(&self, claim: &Claim, failure: &Failure, reason: DeadLetterReason) -> Result<(), Error>;
+
+    /// Gives a job back that was not really run: it is pending again, and the attempt does not count.
+    ///
+    /// # Errors
+    /// [`Error::JobNotOwned`] if the claim is over; nothing is written then.
+    async fn release(&self, claim: &Claim) -> Result<(), Error>;
+
+    /// Takes jobs from workers that give no sign of life, at most one batch, the longest silent first. The lost run
+    /// counts as an attempt.
+    ///
+    /// # Errors
+    /// If the storage failed; nothing is taken then.
+    async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error>;
+
+    /// Completing many jobs in one transaction.
+    fn batch_completion(&self) -> Option<&dyn BatchCompletion> {
+        None
+    }
+
+    /// Whether a completion deletes the job's checkpoints when it is asked to. Default: no.
+    fn deletes_checkpoints(&self) -> bool {
+        false
+    }
+
     /// Deduplication in a window of time.
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         None
@@ -81,4 +137,15 @@ pub trait WindowedEnqueue: Send + Sync {
     /// # Errors
     /// [`Error::DuplicateJob`] if an unfinished job has the same unique key; the window is left as it was.
     async fn enqueue_windowed(&self, job: &NewJob) -> Result<Enqueued, Error>;
+}
+
+/// The capability to complete many jobs in one transaction.
+#[async_trait]
+pub trait BatchCompletion: Send + Sync {
+    /// Ends each of the runs with success. Answers in the order of the completions, false where the claim is over;
+    /// those write and delete nothing.
+    ///
+    /// # Errors
+    /// If the storage failed; none is completed then.
+    async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error>;
 }

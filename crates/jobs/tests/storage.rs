@@ -6,8 +6,12 @@
 #[path = "support/store.rs"]
 mod support;
 
+#[path = "storage/claim.rs"]
+mod claim;
 #[path = "storage/enqueue.rs"]
 mod enqueue;
+#[path = "storage/outcome.rs"]
+mod outcome;
 #[path = "storage/schema.rs"]
 mod schema;
 #[path = "storage/transaction.rs"]

@@ -1,5 +1,6 @@
 //! Jobs in PostgreSQL 15 and newer, in the schema `ebbtide_jobs`.
 
+mod claim;
 mod enqueue;
 mod migrate;
 mod row;
@@ -17,8 +18,9 @@ pub use self::enqueue::enqueue_in;
 use self::session::{Session, Sql as _};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
-use crate::job::{Job, JobId};
-use crate::storage::{Migrated, Storage, WindowedEnqueue};
+use crate::job::{Claim, Job, JobId};
+use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
 
 /// How long a caller waits for a connection of the pool before it gets an error.
 const POOL_WAIT: Duration = Duration::from_secs(30);
@@ -111,6 +113,43 @@ impl Storage for PostgresStorage {
         Ok(enqueued)
     }
 
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Job>, Error> {
+        claim::claim(&self.session().await?, request).await
+    }
+
+    async fn heartbeat(&self, claim: &Claim, lease: Duration) -> Result<(), Error> {
+        claim::heartbeat(&self.session().await?, claim, lease).await
+    }
+
+    async fn complete(&self, completion: &Completion) -> Result<(), Error> {
+        let done = claim::complete(&self.session().await?, std::slice::from_ref(completion)).await?;
+        if done == [true] { Ok(()) } else { Err(Error::JobNotOwned(completion.claim.job_id)) }
+    }
+
+    async fn retry(&self, claim: &Claim, failure: &Failure, delay: Duration) -> Result<(), Error> {
+        claim::retry(&self.session().await?, claim, failure, delay).await
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure, reason: DeadLetterReason) -> Result<(), Error> {
+        claim::fail(&self.session().await?, claim, failure, reason).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<(), Error> {
+        claim::release(&self.session().await?, claim).await
+    }
+
+    async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
+        claim::reclaim(&self.session().await?, reclaim).await
+    }
+
+    fn batch_completion(&self) -> Option<&dyn BatchCompletion> {
+        Some(self)
+    }
+
+    fn deletes_checkpoints(&self) -> bool {
+        true
+    }
+
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         Some(self)
     }
@@ -120,5 +159,12 @@ impl Storage for PostgresStorage {
 impl WindowedEnqueue for PostgresStorage {
     async fn enqueue_windowed(&self, job: &NewJob) -> Result<Enqueued, Error> {
         enqueue::enqueue(&self.session().await?, job).await
+    }
+}
+
+#[async_trait]
+impl BatchCompletion for PostgresStorage {
+    async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error> {
+        claim::complete(&self.session().await?, completions).await
     }
 }

@@ -1,11 +1,13 @@
 //! Jobs in one SQLite file: times are microseconds since 1970, ids are 16 bytes.
 
+mod claim;
 mod enqueue;
 mod migrate;
 mod row;
 mod threads;
 
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -14,8 +16,9 @@ pub use self::enqueue::enqueue_in;
 use self::threads::{Readers, Writer};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
-use crate::job::{Job, JobId};
-use crate::storage::{Migrated, Storage, WindowedEnqueue};
+use crate::job::{Claim, Job, JobId};
+use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
 
 /// Jobs in a SQLite file. Cheap to clone: clones share the connections.
 ///
@@ -65,6 +68,51 @@ impl Storage for SqliteStorage {
         self.writer.run(move |db| enqueue::enqueue_batch(db, &jobs)).await
     }
 
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Job>, Error> {
+        let request = request.clone();
+        self.writer.run(move |db| claim::claim(db, &request)).await
+    }
+
+    async fn heartbeat(&self, claim: &Claim, lease: Duration) -> Result<(), Error> {
+        let claim = claim.clone();
+        self.writer.run(move |db| claim::heartbeat(db, &claim, lease)).await
+    }
+
+    async fn complete(&self, completion: &Completion) -> Result<(), Error> {
+        let completion = completion.clone();
+        let id = completion.claim.job_id;
+        let done = self.writer.run(move |db| claim::complete(db, &[completion])).await?;
+        if done == [true] { Ok(()) } else { Err(Error::JobNotOwned(id)) }
+    }
+
+    async fn retry(&self, claim: &Claim, failure: &Failure, delay: Duration) -> Result<(), Error> {
+        let (claim, failure) = (claim.clone(), failure.clone());
+        self.writer.run(move |db| claim::retry(db, &claim, &failure, delay)).await
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure, reason: DeadLetterReason) -> Result<(), Error> {
+        let (claim, failure) = (claim.clone(), failure.clone());
+        self.writer.run(move |db| claim::fail(db, &claim, &failure, reason)).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<(), Error> {
+        let claim = claim.clone();
+        self.writer.run(move |db| claim::release(db, &claim)).await
+    }
+
+    async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
+        let reclaim = *reclaim;
+        self.writer.run(move |db| claim::reclaim(db, &reclaim)).await
+    }
+
+    fn batch_completion(&self) -> Option<&dyn BatchCompletion> {
+        Some(self)
+    }
+
+    fn deletes_checkpoints(&self) -> bool {
+        true
+    }
+
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         Some(self)
     }
@@ -75,5 +123,13 @@ impl WindowedEnqueue for SqliteStorage {
     async fn enqueue_windowed(&self, job: &NewJob) -> Result<Enqueued, Error> {
         let job = job.clone();
         self.writer.run(move |db| enqueue::enqueue(db, &job)).await
+    }
+}
+
+#[async_trait]
+impl BatchCompletion for SqliteStorage {
+    async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error> {
+        let completions = completions.to_vec();
+        self.writer.run(move |db| claim::complete(db, &completions)).await
     }
 }

@@ -51,10 +51,22 @@ async fn a_row_of_plain_sql_is_a_job(t: Store) {
     assert_eq!((job.status, job.max_retries, job.attempt), (JobStatus::Pending, 3, 0));
 }
 
+async fn a_job_that_another_program_wrote_oddly_holds_up_nobody(t: Store) {
+    t.exec(r#"insert into @jobs (type, metadata, max_retries, timeout) values ('odd', '{"a": 1, "b": "x"}', -1, -5)"#)
+        .await;
+    t.exec("insert into @jobs (type, metadata, queue) values ('1 odd name', '[]', 'default')").await;
+    let claimed = t.claim("w", 10).await;
+    assert_eq!(claimed.len(), 2);
+    let odd = claimed.iter().find(|job| job.job_type.as_str() == "odd").unwrap();
+    assert_eq!((odd.metadata["a"].as_str(), odd.metadata["b"].as_str()), ("1", "x"));
+    assert_eq!((odd.max_retries, odd.timeout), (0, None));
+}
+
 cases!(
     migrating_twice_changes_nothing,
     a_newer_schema_is_refused,
     an_edited_migration_is_refused,
     the_status_check_names_exactly_the_statuses_of_the_type,
     a_row_of_plain_sql_is_a_job,
+    a_job_that_another_program_wrote_oddly_holds_up_nobody,
 );

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ebbtide_jobs::{EnqueueOptions, JobId, NewJob, PostgresStorage, SqliteStorage, Storage};
+use ebbtide_jobs::{
+    Claim, ClaimRequest, EnqueueOptions, Job, JobId, NewJob, PostgresStorage, QueueName, QueueShare, SqliteStorage,
+    Storage, WorkerId,
+};
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use uuid::Uuid;
@@ -164,10 +167,46 @@ impl Store {
         }
     }
 
+    /// Claims at most `limit` jobs of the default queue.
+    pub async fn claim(&self, worker: &str, limit: u32) -> Vec<Job> {
+        self.storage.claim(&request(worker, &[("default", limit)])).await.expect("claimed")
+    }
+
+    /// Enqueues one job and claims it.
+    pub async fn running(&self, worker: &str) -> Claim {
+        let id = self.enqueue("t", options()).await;
+        let claimed = self.claim(worker, 1).await;
+        assert_eq!(claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [id], "nothing else is due");
+        claimed[0].claim().expect("a claimed job has a claim")
+    }
+
+    /// The job, which is there.
+    pub async fn job(&self, id: JobId) -> Job {
+        self.storage.job(id).await.expect("asked").expect("the job is there")
+    }
+
+    /// Writes checkpoints of the job.
+    pub async fn checkpoints(&self, id: JobId, count: usize) {
+        for index in 0..count {
+            let values = format!("values ({}, {index}, 'step')", self.id(id));
+            self.exec(&format!("insert into @checkpoints (job_id, call_index, call_type) {values}")).await;
+        }
+    }
+
+    pub async fn count_checkpoints(&self, id: JobId) -> i64 {
+        self.number(&format!("select count(*) from @checkpoints where job_id = {}", self.id(id))).await
+    }
+
     /// Enqueues a job whose arguments are its type.
     pub async fn enqueue(&self, job_type: &str, options: EnqueueOptions) -> JobId {
         self.storage.enqueue(&new_job(job_type, options)).await.expect("enqueued")
     }
+}
+
+pub fn request(worker: &str, shares: &[(&str, u32)]) -> ClaimRequest {
+    let share = |(queue, limit): &(&str, u32)| QueueShare { queue: QueueName::new(*queue).unwrap(), limit: *limit };
+    let worker = WorkerId::new(worker).expect("a worker's name");
+    ClaimRequest { worker, shares: shares.iter().map(share).collect(), lease: SECOND * 60 }
 }
 
 pub fn new_job(job_type: &str, options: EnqueueOptions) -> NewJob {

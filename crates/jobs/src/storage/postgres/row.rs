@@ -1,6 +1,5 @@
 //! Rows of `ebbtide_jobs.jobs` as jobs.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio_postgres::Row;
@@ -9,7 +8,7 @@ use uuid::Uuid;
 
 use super::session;
 use crate::error::Error;
-use crate::job::{Determinism, DispatchToken, Job, JobId, JobStatus};
+use crate::job::{Determinism, DispatchToken, Job, JobId, JobStatus, metadata_from_storage};
 use crate::limits::{JobType, QueueName};
 
 /// The columns that [`job`] reads, of a table called `j`.
@@ -58,10 +57,6 @@ fn count(row: &Row, column: &str) -> Result<u32, Error> {
 
 pub(super) fn job(row: &Row) -> Result<Job, Error> {
     let metadata: Option<String> = get(row, "metadata")?;
-    let metadata: BTreeMap<String, String> = match metadata {
-        Some(text) => serde_json::from_str(&text).map_err(|error| Error::Corrupt(format!("metadata: {error}")))?,
-        None => BTreeMap::new(),
-    };
     let timeout = u64::try_from(get::<i64>(row, "timeout")?).unwrap_or(0);
     let previous_status: Option<String> = get(row, "previous_status")?;
     Ok(Job {
@@ -70,7 +65,7 @@ pub(super) fn job(row: &Row) -> Result<Job, Error> {
         args: get(row, "args")?,
         queue: QueueName::from_storage(get(row, "queue")?),
         tenant: get(row, "tenant")?,
-        metadata,
+        metadata: metadata_from_storage(metadata.as_deref()),
         priority: get(row, "priority")?,
         status: status(get(row, "status")?)?,
         previous_status: previous_status.as_deref().map(status).transpose()?,

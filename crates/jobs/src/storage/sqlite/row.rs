@@ -1,6 +1,5 @@
 //! Rows of `jobs` as jobs, and the clock.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,7 +9,7 @@ use uuid::Uuid;
 
 use super::threads::error;
 use crate::error::Error;
-use crate::job::{Determinism, DispatchToken, Job, JobId, JobStatus};
+use crate::job::{Determinism, DispatchToken, Job, JobId, JobStatus, metadata_from_storage};
 use crate::limits::{JobType, QueueName};
 
 /// The columns that [`job`] reads, of a table called `j`.
@@ -73,10 +72,6 @@ fn count(row: &Row<'_>, column: &str) -> Result<u32, Error> {
 
 pub(super) fn job(row: &Row<'_>) -> Result<Job, Error> {
     let metadata: Option<String> = get(row, "metadata")?;
-    let metadata: BTreeMap<String, String> = match metadata {
-        Some(text) => serde_json::from_str(&text).map_err(|error| Error::Corrupt(format!("metadata: {error}")))?,
-        None => BTreeMap::new(),
-    };
     let timeout = u64::try_from(get::<i64>(row, "timeout")?).unwrap_or(0);
     let previous_status: Option<String> = get(row, "previous_status")?;
     Ok(Job {
@@ -85,7 +80,7 @@ pub(super) fn job(row: &Row<'_>) -> Result<Job, Error> {
         args: get(row, "args")?,
         queue: QueueName::from_storage(get(row, "queue")?),
         tenant: get(row, "tenant")?,
-        metadata,
+        metadata: metadata_from_storage(metadata.as_deref()),
         priority: get(row, "priority")?,
         status: status(&get::<String>(row, "status")?)?,
         previous_status: previous_status.as_deref().map(status).transpose()?,
