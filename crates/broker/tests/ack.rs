@@ -4,6 +4,8 @@ mod support;
 
 #[path = "ack/dead_letters.rs"]
 mod dead_letters;
+#[path = "ack/locks.rs"]
+mod locks;
 #[path = "ack/positional.rs"]
 mod positional;
 

@@ -18,10 +18,12 @@ $$;
 -- Lock:   this cursor's row, which the caller holds.
 -- Result: nothing. p_outcome: keep the lease; done releases it and forgets all failures; failed
 --         releases and charges one; retry releases and charges none.
--- Why:    a released lease keeps its time stamps: they are how cleanup sees recent activity.
+-- Why:    a released lease keeps its time stamps: they are how cleanup sees recent activity. plpgsql plans once a
+--         session, a function in SQL at every call.
 create or replace function queen.log_cursor_move_v1(
     p_pid uuid, p_group text, p_to bigint, p_outcome text
-) returns void language sql as $$
+) returns void language plpgsql as $$
+begin
     update queen.log_consumers c set
         committed = greatest(c.committed, p_to),
         -- What retention deleted before the cursor reached it was not consumed.
@@ -33,7 +35,8 @@ create or replace function queen.log_cursor_move_v1(
         attempt_offset = case when p_outcome <> 'done' then c.attempt_offset end,
         attempt_count = case when p_outcome = 'done' then 0 else c.attempt_count end
     from queen.log_partitions p
-    where c.partition_id = p_pid and c.consumer_group = p_group and p.id = p_pid
+    where c.partition_id = p_pid and c.consumer_group = p_group and p.id = p_pid;
+end
 $$;
 
 -- A refused acknowledgement, which changed nothing.
@@ -62,7 +65,7 @@ $$;
 --         only the hashes of the span itself are unpacked from the rows that overlap it.
 create or replace function queen.log_ack_resolve_v1(
     p_pid uuid, p_hashes bytea[], p_statuses text[], p_after bigint, p_high bigint
-) returns table (h bytea, rank int, live bigint) language sql volatile as $$
+) returns table (h bytea, rank int, live bigint) language sql stable as $$
     with acked as materialized (
         select distinct a.h, queen.log_ack_rank_v1(a.status) as rank
         from unnest(p_hashes, p_statuses) as a (h, status)
