@@ -1,0 +1,22 @@
+"""Holds a running server against the published Python client."""
+
+import asyncio
+import os
+import sys
+
+import behaviour  # noqa: F401
+import harness
+import retention  # noqa: F401
+import volume  # noqa: F401
+from queen import Queen
+
+
+async def main():
+    server_url, database_url = os.environ["INTEROP_SERVER_URL"], os.environ["INTEROP_DATABASE_URL"]
+    async with Queen(server_url) as client:
+        return await harness.run(harness.Bench(client, server_url, database_url))
+
+
+passed, failed = asyncio.run(main())
+print(f"{passed} passed, {failed} failed")
+sys.exit(1 if failed or not passed else 0)

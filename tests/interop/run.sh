@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Holds a server that it starts itself, on its embedded PostgreSQL, against the published Python client.
+#
+#   tests/interop/run.sh [path of the ebbtide binary]
+#
+# With TEST_DATABASE_URL set and INTEROP_EXTERNAL=1, the server uses that database instead.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+ebbtide=${1:-$root/target/debug/ebbtide}
+venv=${INTEROP_VENV:-$root/target/interop-venv}
+start_seconds_max=60
+stop_seconds_max=30
+
+[ -x "$ebbtide" ] || { echo "interop: $ebbtide is missing; build it with: cargo build -p ebbtide" >&2; exit 2; }
+
+if ! cmp -s "$here/requirements.txt" "$venv/requirements.txt"; then
+  echo "interop: installing the published client into $venv"
+  rm -rf "$venv"
+  python3 -m venv "$venv" || { echo "interop: python3 has no venv; apt-get install python3-venv" >&2; exit 2; }
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$here/requirements.txt"
+  cp "$here/requirements.txt" "$venv/requirements.txt"
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/ebbtide-interop.XXXXXX")
+chmod 755 "$work" # PostgreSQL runs as another user and has to reach its folder
+server=
+finish() {
+  local code=$?
+  trap - EXIT INT TERM
+  if [ -n "$server" ] && kill -0 "$server" 2>/dev/null; then
+    kill -TERM "$server"
+    for ((i = 0; i < stop_seconds_max * 10; i++)); do kill -0 "$server" 2>/dev/null || break; sleep 0.1; done
+    if kill -0 "$server" 2>/dev/null; then
+      echo "interop: the server did not stop within $stop_seconds_max s" >&2
+      kill -KILL "$server"
+      code=1
+    fi
+  fi
+  if [ "$code" -ne 0 ]; then
+    echo "interop: the last lines of the server's log:" >&2
+    tail -n 40 "$work/server.log" >&2 || true
+  fi
+  rm -rf "$work"
+  exit "$code"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+: >"$work/ready"
+database=(--data-dir "$work/data")
+address="host=$work/data/run port=5432 user=postgres dbname=postgres"
+if [ "${INTEROP_EXTERNAL:-0}" = 1 ]; then
+  database=(--database-url "$TEST_DATABASE_URL")
+  address=$TEST_DATABASE_URL
+fi
+# Settings of whoever runs this must not reach the server under test.
+env -i PATH="$PATH" HOME="${HOME:-/}" RUST_LOG=info RETENTION_INTERVAL=1000 \
+  "$ebbtide" serve --port 0 "${database[@]}" >"$work/ready" 2>"$work/server.log" &
+server=$!
+for ((i = 0; i < start_seconds_max * 10; i++)); do
+  grep -q 'ready: http' "$work/ready" && break
+  kill -0 "$server" 2>/dev/null || { echo "interop: the server ended at once" >&2; exit 1; }
+  sleep 0.1
+done
+url=$(sed -n 's/.* ready: \(http[^,]*\),.*/\1/p' "$work/ready")
+[ -n "$url" ] || { echo "interop: the server was not ready within $start_seconds_max s" >&2; exit 1; }
+echo "interop: $(cat "$work/ready")"
+
+PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_DATABASE_URL=$address INTEROP_EBBTIDE=$ebbtide \
+  timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py"
