@@ -48,30 +48,58 @@ impl RawBody {
 /// # Errors
 /// [`Error::Invalid`] naming `field` and how deep it nests.
 pub(super) fn checked_depth<'a>(field: &'static str, json: &'a str) -> Result<&'a str, Error> {
-    let depth = depth(json);
+    let depth = nesting(json);
     if depth > DEPTH_MAX {
         return Err(Error::invalid(field, format!("must nest at most {DEPTH_MAX} deep, nests {depth}")));
     }
     Ok(json)
 }
 
-/// How deep valid JSON nests.
-fn depth(json: &str) -> usize {
+/// How deep arrays and objects are nested in valid JSON.
+fn nesting(json: &str) -> usize {
+    let opens = json.bytes().filter(|b| matches!(b, b'[' | b'{')).count();
+    if opens <= DEPTH_MAX {
+        return opens; // an upper bound, and enough to let it pass
+    }
     let (mut depth, mut deepest) = (0_usize, 0);
-    let (mut in_string, mut escaped) = (false, false);
-    for byte in json.bytes() {
+    let mut bytes = json.bytes();
+    while let Some(byte) = bytes.next() {
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
             b'[' | b'{' => {
                 depth += 1;
                 deepest = deepest.max(depth);
             }
             b']' | b'}' => depth -= 1,
+            b'"' => skip_string(&mut bytes),
             _ => {}
         }
     }
     deepest
+}
+
+fn skip_string(bytes: &mut std::str::Bytes<'_>) {
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => return,
+            b'\\' => {
+                bytes.next();
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_counts_levels_and_not_brackets() {
+        assert_eq!(nesting(&"[".repeat(128)), 128);
+        let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert_eq!(nesting(&deep(129)), 129);
+        assert_eq!(nesting(&deep(100_000)), 100_000);
+        let wide = format!("[{}]", vec![r#"{"a":"[[\"[{"}"#; 300].join(","));
+        assert_eq!(nesting(&wide), 2);
+    }
 }

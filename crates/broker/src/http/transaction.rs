@@ -2,7 +2,7 @@
 
 mod plan;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -29,7 +29,6 @@ use plan::{Plan, Step};
 const TRIES_MAX: usize = 6;
 /// Larger bodies are read and packed off the threads that answer requests.
 const INLINE_BYTES_MAX: usize = 64 << 10;
-const ZSTD_LEVEL: i32 = 3;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new().route("/api/v1/transaction", post(transaction))
@@ -75,10 +74,11 @@ async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
 
 async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
     let RawBody(body) = body;
+    let level = app.settings.push.zstd_level;
     let mut plan = if body.len() <= INLINE_BYTES_MAX {
-        plan::plan(&body, ZSTD_LEVEL)?
+        plan::plan(&body, level)?
     } else {
-        tokio::task::spawn_blocking(move || plan::plan(&body, ZSTD_LEVEL))
+        tokio::task::spawn_blocking(move || plan::plan(&body, level))
             .await
             .expect("planning does not panic and is not aborted")?
     };
@@ -90,11 +90,13 @@ async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), E
 
 /// Wakes who may find something now, and counts what was done.
 fn tell(app: &App, plan: &Plan, committed: &Committed) {
+    let mut queued_by_queue = BTreeMap::new();
     for push in &plan.transaction.pushes {
         app.wake.pushed(&push.queue, &push.partition);
-        app.telemetry.pushed(&push.queue, push.transaction_ids.len() as u64);
+        *queued_by_queue.entry(push.queue.as_str()).or_default() += push.transaction_ids.len() as u64;
     }
-    for queue in plan.transaction.pushes.iter().map(|push| push.queue.as_str()).collect::<BTreeSet<_>>() {
+    for (queue, queued) in queued_by_queue {
+        app.telemetry.pushed(queue, queued);
         app.telemetry.transacted(queue);
     }
     for (ack, acked) in plan.transaction.acks.iter().zip(&committed.acks) {
