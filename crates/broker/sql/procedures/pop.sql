@@ -1,10 +1,44 @@
 -- Pop: claim what a consumer group may read next, and hand it over segment by segment.
 
+-- How much memory a segment takes once it is unpacked.
+--
+-- Lock:   none.
+-- Result: the size that the header of its zstd frame states, and never less than the blob itself; eight times
+--         the blob if there is none.
+-- Why:    a blob can unpack to a thousand times its size. Of one stored out of line only the first chunk is read.
+create or replace function queen.log_plain_bytes_v1(p_blob bytea)
+returns bigint language plpgsql immutable parallel safe as $$
+declare
+    -- Magic number, descriptor, window descriptor, dictionary id and size: 4 + 1 + 1 + 4 + 8.
+    v_head       bytea := substr(p_blob, 1, 18);
+    v_stored     bigint := octet_length(p_blob);
+    v_descriptor int;
+    v_width      int;
+    v_at         int;
+    v_plain      bigint := 0;
+begin
+    if octet_length(v_head) < 6 or substr(v_head, 1, 4) <> '\x28b52ffd' then
+        return 8 * v_stored;
+    end if;
+    v_descriptor := get_byte(v_head, 4);
+    v_width := (array[v_descriptor >> 5 & 1, 2, 4, 8])[1 + (v_descriptor >> 6)];
+    v_at := 6 - (v_descriptor >> 5 & 1) + (array[0, 1, 2, 4])[1 + (v_descriptor & 3)];
+    if v_width = 0 or octet_length(v_head) < v_at + v_width then
+        return 8 * v_stored;
+    end if;
+    -- Six bytes count to 256 TiB; more than that is no size.
+    for v_i in reverse least(v_width, 6) - 1 .. 0 loop
+        v_plain := v_plain << 8 | get_byte(v_head, v_at + v_i);
+    end loop;
+    return greatest(v_stored, v_plain + case v_width when 2 then 256 else 0 end);
+end
+$$;
+
 -- Claims one partition for a group that has a cursor there, and reads from it.
 --
 -- Lock:   the cursor, if nobody has it. Not the partition.
 -- Result: a row for each segment: messages r_start_idx to r_start_idx + r_take - 1 of the blob are
---         delivered. At most p_budget messages; no further segment once p_bytes of blobs are taken.
+--         delivered. At most p_budget messages; no further segment once those taken unpack to p_bytes.
 -- Why:    last_offset is read before the segments are looked for, so an emptied partition is
 --         sealed only up to what was there; else its messages would look pending for ever.
 create or replace function queen.log_pop_claim_v1(
@@ -58,7 +92,7 @@ begin
         r_take := least(v_seg.end_offset - v_start + 1, v_left);
         v_last := v_start + r_take - 1;
         v_left := v_left - r_take;
-        v_bytes := v_bytes - octet_length(v_seg.blob);
+        v_bytes := v_bytes - queen.log_plain_bytes_v1(v_seg.blob);
         r_pid := p_pid; r_partition := v_part.name; r_queue := v_part.queue;
         r_base := v_seg.base_offset; r_msg_count := v_seg.end_offset - v_seg.base_offset + 1;
         r_created_at := v_seg.created_at; r_blob := v_seg.blob;
@@ -103,8 +137,9 @@ $$;
 -- Lock:   a cursor for each partition, if nobody has it; before that those of log_first_contact_v1,
 --         since partitions come before cursors.
 -- Result: as log_pop_claim_v1, over at most p_partitions partitions and p_budget messages.
--- Why:    16 MiB of blobs is what one answer may cost the server. The cursors made ahead are few:
---         enough that pops that come together find some each, not a queue's worth.
+-- Why:    16 MiB unpacked is what one answer may cost the server, but for the segment that crosses it. The
+--         cursors made ahead are few: enough that pops that come together find some each, not a queue's worth,
+--         since each takes an entry of the lock table that all sessions share.
 create or replace function queen.log_pop_many_v1(
     p_pids uuid[], p_new_pids uuid[], p_group text, p_partitions int, p_budget int, p_lease_secs int, p_worker text,
     p_auto_ack boolean, p_tenant uuid
@@ -119,7 +154,7 @@ declare
     v_bytes   bigint := 16 << 20;
     v_found   boolean;
 begin
-    perform queen.log_first_contact_v1(p_new_pids[1:greatest(16, p_partitions)], p_group, p_tenant);
+    perform queen.log_first_contact_v1(p_new_pids[1:least(64, greatest(16, p_partitions))], p_group, p_tenant);
     foreach v_pid in array p_pids loop
         exit when p_partitions <= v_claimed or v_left <= 0 or v_bytes <= 0;
         v_found := false;
@@ -129,7 +164,7 @@ begin
         loop
             v_found := true;
             v_left := v_left - r_take;
-            v_bytes := v_bytes - octet_length(r_blob);
+            v_bytes := v_bytes - queen.log_plain_bytes_v1(r_blob);
             return next;
         end loop;
         v_claimed := v_claimed + v_found::int;
