@@ -56,8 +56,7 @@ $$;
 
 -- Partitions of a queue, written in a span of time, that hold something a group has not consumed.
 --
--- Cutoff: p_free_at leaves out those under a lease that is live then, and those that rest then;
---         NULL takes them all.
+-- Cutoff: p_free_at leaves out those under a lease that is live then, and those that rest then.
 -- Result: at most p_rows, longest without a write first; whether the group has a cursor there.
 -- Why:    the lateral keeps the cursor a lookup by key, whatever the planner believes.
 create or replace function queen.log_unread_v1(
@@ -75,9 +74,8 @@ create or replace function queen.log_unread_v1(
     where q.id = p_queue_id
       and p_from <= p.last_write_at and p.last_write_at < p_before
       and coalesce(c.committed, -1) < p.last_offset
-      and (p_free_at is null or c.batch_end is null or c.lease_expires_at <= p_free_at)
-      and (p_free_at is null
-           or (coalesce(q.window_buffer, 0) <= 0 and coalesce(q.delayed_processing, 0) <= 0)
+      and (c.batch_end is null or c.lease_expires_at <= p_free_at)
+      and ((coalesce(q.window_buffer, 0) <= 0 and coalesce(q.delayed_processing, 0) <= 0)
            or not queen.log_is_resting_v1(p.id, p.log_start, p.last_offset, coalesce(c.committed, -1),
                                           q.window_buffer, q.delayed_processing, p_free_at))
     order by p.last_write_at
@@ -126,20 +124,28 @@ begin
 end
 $$;
 
--- Moves a group's watermark in a queue up to p_as_of, after a look then that found nothing.
+-- Moves a group's watermark in a queue up to where the group has something left to read, or to p_as_of, the
+-- time of a look.
 --
 -- Lock:   the watermark's row, if nobody has it.
--- Cutoff: at most every 30 seconds, and only if nothing is unread even under leases and rests:
---         raised over those, it would hide them when the lease expires or the rest ends.
+-- Cutoff: at most every 30 seconds. What is unread counts also under leases and rests: raised over
+--         those, the watermark would hide them when the lease expires or the rest ends.
 -- Result: nothing.
 -- Why:    p_seen_at is when the row was last written, as the look saw it. A seek deletes the row,
 --         so a look from before the seek cannot raise what a look after it relies on.
+--         A queue in which something is always unread has a watermark too; else every look would read all its
+--         partitions. The walk is bounded, and while it makes way the next call may go on at once. The slack
+--         that readers subtract is added here, but not beyond p_as_of: that is what the slack is for.
+--         A watermark in the future is from a clock that was set back, and does not count.
 create or replace function queen.log_watermark_raise_v1(
     p_queue_id uuid, p_group text, p_seen_at timestamptz, p_as_of timestamptz
 ) returns void language plpgsql as $$
 declare
-    v_from  timestamptz;
-    v_empty boolean;
+    c_rows_max constant int := 5000;
+    c_slack    constant interval := interval '2 minutes';
+    v_from     timestamptz;
+    v_last     timestamptz;
+    v_to       timestamptz;
 begin
     if p_seen_at is null then
         insert into queen.consumer_watermarks (queue_id, consumer_group, updated_at)
@@ -150,16 +156,39 @@ begin
     if p_as_of - interval '30 seconds' < p_seen_at then
         return;
     end if;
-    select w.last_empty_scan_at into v_from from queen.consumer_watermarks w
+    select case when w.last_empty_scan_at <= p_as_of + interval '1 minute' then w.last_empty_scan_at else 'epoch' end
+    into v_from
+    from queen.consumer_watermarks w
     where w.queue_id = p_queue_id and w.consumer_group = p_group and w.updated_at = p_seen_at
     for update skip locked;
     if not found then
         return;
     end if;
-    v_empty := not exists (
-        select from queen.log_unread_v1(p_queue_id, p_group, v_from - interval '2 minutes', 'infinity', null, 1));
+    select p.last_write_at into v_last from queen.log_partitions p
+    where p.queue_id = p_queue_id and v_from - c_slack <= p.last_write_at
+    order by p.last_write_at
+    offset c_rows_max - 1 limit 1;
+    select u.last_write_at into v_to
+    from (
+        select p.last_write_at, coalesce(c.committed, -1) < p.last_offset as is_unread
+        from queen.log_partitions p
+        left join lateral (
+            select c.committed from queen.log_consumers c
+            where c.partition_id = p.id and c.consumer_group = p_group
+            limit 1
+        ) c on true
+        where p.queue_id = p_queue_id and v_from - c_slack <= p.last_write_at
+        order by p.last_write_at
+        limit c_rows_max
+    ) u
+    where u.is_unread
+    order by u.last_write_at
+    limit 1;
+    v_last := case when v_to is null then v_last end;
+    v_to := greatest(v_from, least(coalesce(v_to, v_last, p_as_of) + c_slack, p_as_of));
     update queen.consumer_watermarks w
-    set last_empty_scan_at = case when v_empty then greatest(v_from, p_as_of) else v_from end, updated_at = p_as_of
+    set last_empty_scan_at = v_to,
+        updated_at = p_as_of - case when v_from < v_to and v_last is not null then interval '30 seconds' else '0' end
     where w.queue_id = p_queue_id and w.consumer_group = p_group;
 end
 $$;

@@ -250,6 +250,10 @@ begin
         values (p_tenant, p_queue, split_part(p_queue, '.', 1), nullif(split_part(p_queue, '.', 2), ''))
         on conflict (tenant_id, name) do nothing;
         select q.id into v_queue_id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+        -- Somebody else made it, and deleted it again.
+        if not found then
+            return;
+        end if;
     end if;
     return query select * from queen.log_pop_queues_v1(
         array[v_queue_id], p_group, p_partitions, p_budget, p_lease_secs, p_worker, p_auto_ack, p_sub_mode, p_sub_from,
@@ -293,10 +297,11 @@ $$;
 
 -- Pops from any partitions of queues known by id.
 --
--- Lock:   as log_pop_queue_v1; a queue's watermark when its look found nothing, by ascending queue.
+-- Lock:   as log_pop_queue_v1; before, the share of a queue that its first watermark takes; after, watermarks,
+--         if nobody has them: a queue delete locks the queue, partitions, cursors, watermarks in this order.
 -- Result: as log_pop_many_v1.
--- Why:    a call that has just subscribed makes no further cursors: it holds partitions already,
---         and more of them would break the ascending order.
+-- Why:    a call that has just subscribed makes no further cursors and no watermark: it holds
+--         partitions already, and more of them would break the ascending order.
 create or replace function queen.log_pop_queues_v1(
     p_queue_ids uuid[], p_group text, p_partitions int, p_budget int, p_lease_secs int, p_worker text,
     p_auto_ack boolean, p_sub_mode text, p_sub_from text, p_tenant uuid
@@ -313,9 +318,12 @@ declare
     v_new_pids   uuid[] := '{}';
     v_found      uuid[];
     v_found_new  uuid[];
+    v_seen_ids   uuid[] := '{}';
+    v_seen_at    timestamptz[] := '{}';
 begin
     for v_queue in
-        select i.id, w.last_empty_scan_at, w.updated_at
+        select i.id, w.updated_at,
+               case when w.last_empty_scan_at <= v_now + interval '1 minute' then w.last_empty_scan_at end as watermark
         from unnest(p_queue_ids) i (id)
         left join queen.consumer_watermarks w on w.queue_id = i.id and w.consumer_group = p_group
         order by i.id
@@ -323,13 +331,17 @@ begin
         select array_agg(c.r_pid), coalesce(array_agg(c.r_pid) filter (where not c.r_has_cursor), '{}')
         into v_found, v_found_new
         from queen.log_pop_candidates_v1(
-            v_queue.id, p_group, coalesce(v_queue.last_empty_scan_at, 'epoch'), v_now, v_cap) c;
-        if v_found is null then
-            perform queen.log_watermark_raise_v1(v_queue.id, p_group, v_queue.updated_at, v_now);
+            v_queue.id, p_group, coalesce(v_queue.watermark, 'epoch'), v_now, v_cap) c;
+        if v_queue.updated_at is null then
+            if not v_subscribed then
+                perform queen.log_watermark_raise_v1(v_queue.id, p_group, null, v_now);
+            end if;
         else
-            v_pids := v_pids || v_found;
-            v_new_pids := v_new_pids || v_found_new;
+            v_seen_ids := v_seen_ids || v_queue.id;
+            v_seen_at := v_seen_at || v_queue.updated_at;
         end if;
+        v_pids := v_pids || coalesce(v_found, '{}');
+        v_new_pids := v_new_pids || v_found_new;
     end loop;
     if 1 < cardinality(p_queue_ids) then
         select coalesce(array_agg(s.id), '{}') into v_pids
@@ -340,5 +352,12 @@ begin
     return query select * from queen.log_pop_many_v1(
         v_pids, case when v_subscribed then '{}' else v_new_pids end, p_group, p_partitions, p_budget, p_lease_secs,
         p_worker, p_auto_ack, p_tenant);
+    perform queen.log_watermark_raise_v1(w.id, p_group, w.seen_at, v_now)
+    from (
+        select s.id, s.seen_at from unnest(v_seen_ids, v_seen_at) s (id, seen_at)
+        where s.seen_at <= v_now - interval '30 seconds'
+        order by s.seen_at
+        limit 8
+    ) w;
 end
 $$;
