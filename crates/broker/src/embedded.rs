@@ -136,13 +136,14 @@ impl Cluster {
             .name("postgres".to_owned())
             .spawn(move || watch_over(&launch, &watching, &sender))
             .map_err(|error| EmbeddedError::Start(error.to_string()))?;
-        let mut cluster = Self { folder, socket_dir, shared, state };
-        match timeout(READY_WAIT, cluster.ready()).await {
-            Ok(outcome) => outcome?,
+        let cluster = Self { folder, socket_dir, shared, state };
+        let mut state = cluster.state.clone();
+        match timeout(READY_WAIT, ready(&mut state, &cluster.folder)).await {
+            Ok(outcome) => outcome.map_err(EmbeddedError::Start)?,
             Err(_) => return Err(EmbeddedError::Start(format!("not ready after {} s", READY_WAIT.as_secs()))),
         }
         cluster.shared.was_ready.store(true, Ordering::Relaxed);
-        info!(target: "embedded", folder = %cluster.folder.path.display(), "PostgreSQL is ready");
+        tokio::spawn(announce(state, cluster.folder.clone()));
         Ok(cluster)
     }
 
@@ -185,20 +186,6 @@ impl Cluster {
     async fn ended_within(&mut self, wait: Duration) -> bool {
         timeout(wait, self.failed()).await.is_ok()
     }
-
-    /// PostgreSQL writes into its pid file when it takes connections, as `pg_ctl` knows too.
-    async fn ready(&mut self) -> Result<(), EmbeddedError> {
-        let mut look = interval(LOOK_INTERVAL);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            look.tick().await;
-            match &*self.state.borrow() {
-                State::Failed(reason) => return Err(EmbeddedError::Start(reason.clone())),
-                State::Running(pid) if is_ready(&self.folder.cluster(), *pid) => return Ok(()),
-                _ => {}
-            }
-        }
-    }
 }
 
 impl Drop for Cluster {
@@ -218,6 +205,29 @@ impl Shared {
     }
 }
 
+/// Waits until the PostgreSQL that was started last takes connections.
+async fn ready(state: &mut watch::Receiver<State>, folder: &Folder) -> Result<(), String> {
+    let mut look = interval(LOOK_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        match &*state.borrow_and_update() {
+            State::Failed(reason) => return Err(reason.clone()),
+            State::Stopped => return Err("stopped".to_owned()),
+            State::Running(pid) if is_ready(&folder.cluster(), *pid) => break,
+            State::Running(_) | State::Starting => {}
+        }
+    }
+    info!(target: "embedded", folder = %folder.path.display(), "PostgreSQL is ready");
+    Ok(())
+}
+
+/// Says when a PostgreSQL that was started again is ready; ends with the watching thread.
+async fn announce(mut state: watch::Receiver<State>, folder: Arc<Folder>) {
+    while state.changed().await.is_ok() && ready(&mut state, &folder).await.is_ok() {}
+}
+
+/// PostgreSQL writes into its pid file when it takes connections, as `pg_ctl` knows too.
 fn is_ready(cluster: &Path, pid: i32) -> bool {
     let Ok(text) = std::fs::read_to_string(cluster.join("postmaster.pid")) else { return false };
     let mut lines = text.lines();

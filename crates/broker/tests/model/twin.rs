@@ -103,7 +103,7 @@ struct Partition {
     segments: Vec<Segment>,
     txns: Vec<Segment>,
     cursors: BTreeMap<&'static str, Cursor>,
-    letters: BTreeSet<(&'static str, i64, bool)>,
+    letters: Vec<(&'static str, i64, bool)>,
 }
 
 #[derive(Default)]
@@ -349,7 +349,8 @@ impl Partition {
             _ => {
                 cursor.release(bad, 0);
                 let is_whole = self.segments.iter().any(|s| s.base <= bad && bad <= s.end());
-                self.letters.insert((group, bad, is_whole));
+                self.letters.push((group, bad, is_whole));
+                self.letters.sort_unstable();
             }
         }
     }

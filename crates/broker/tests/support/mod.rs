@@ -5,6 +5,7 @@ pub mod lane;
 pub mod log;
 pub mod partition;
 pub mod random;
+pub mod server;
 pub mod trace;
 
 use std::sync::Arc;
