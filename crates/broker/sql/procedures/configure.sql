@@ -19,20 +19,21 @@ create or replace function queen.delete_queue_v1(
     p_name text, p_tenant uuid default '00000000-0000-0000-0000-000000000001'
 ) returns jsonb language plpgsql as $$
 declare
-    v_id uuid;
+    v_id   uuid;
+    v_pids uuid[];
 begin
     select id into v_id from queen.queues where tenant_id = p_tenant and name = p_name for update;
     if not found then
         return jsonb_build_object('deleted', false, 'queue', p_name, 'existed', false);
     end if;
-    perform from queen.log_partitions where queue_id = v_id order by id for update;
-    perform from queen.log_consumers c join queen.log_partitions p on p.id = c.partition_id
-    where p.queue_id = v_id order by c.partition_id, c.consumer_group for update of c;
+    -- By array and not by join: a plan made for any queue would read the sidecar of all of them.
+    select array_agg(p.id) into v_pids
+    from (select id from queen.log_partitions where queue_id = v_id order by id for update) p;
+    perform from queen.log_consumers c
+    where c.partition_id = any (v_pids) order by c.partition_id, c.consumer_group for update;
 
-    delete from queen.log_txns t using queen.log_partitions p
-    where p.queue_id = v_id and t.partition_id = p.id;
-    delete from queen.log_dlq d using queen.log_partitions p
-    where p.queue_id = v_id and d.partition_id = p.id;
+    delete from queen.log_txns where partition_id = any (v_pids);
+    delete from queen.log_dlq where partition_id = any (v_pids);
     delete from queen.queues where id = v_id;
     perform queen.delete_queue_metrics(v_id, p_name, p_tenant);
     return jsonb_build_object('deleted', true, 'queue', p_name, 'existed', true);
