@@ -10,7 +10,10 @@ use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
-use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
+use crate::storage::{
+    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
+    WindowedEnqueue,
+};
 
 /// A storage that passes every call and every capability on to another one.
 ///
@@ -84,6 +87,22 @@ impl Storage for Forwarding {
 
     fn deletes_checkpoints(&self) -> bool {
         self.inner.deletes_checkpoints()
+    }
+
+    fn retention(&self) -> Option<&dyn RetentionStore> {
+        self.inner.retention()
+    }
+
+    fn signal_retention(&self) -> Option<&dyn SignalRetentionStore> {
+        self.inner.signal_retention()
+    }
+
+    fn retention_plan(&self) -> Option<&dyn RetentionPlanStore> {
+        self.inner.retention_plan()
+    }
+
+    fn unique_locks(&self) -> Option<&dyn UniqueLockStore> {
+        self.inner.unique_locks()
     }
 
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {

@@ -2,14 +2,25 @@
 //!
 //! # What is deleted by default, and how to stop it
 //!
-//! Nothing: rows stay until you delete them. [`limits`] names the windows of the stock policy, which belongs to the
-//! worker.
+//! A [`RetentionSweeper`](retention::RetentionSweeper) with the stock policy deletes, for good and without asking:
+//!
+//! | rows | go this long after they ended |
+//! |---|---|
+//! | completed jobs | 30 days |
+//! | failed and cancelled jobs | 90 days |
+//! | consumed signals | 7 days |
+//!
+//! Checkpoints and signals of a deleted job go with it. [`Retention::disabled`] stops all of it, [`Retention::custom`]
+//! sets windows of your own (one that you leave out is off, and keeps that kind for ever), and
+//! [`retention::plan`] says beforehand what would go. A job stays past its window while an unfinished job of its
+//! workflow, or a deduplication window that has not passed, needs it. Passed deduplication windows are swept every
+//! hour whatever the policy is; [`UniqueLockSweep::disabled`] stops that.
 //!
 //! # What is here
 //!
-//! Storages ([`postgres`], [`sqlite`]) with their schema, enqueueing with deduplication, and what a
-//! worker needs of a storage: claims, and the outcomes that only the owner of a claim may write. The worker that runs
-//! jobs, and the retention that comes with it, are not part of the crate.
+//! Storages ([`postgres`], [`sqlite`]) with their schema; enqueueing with deduplication; what a worker needs of a
+//! storage (claims, and the outcomes that only the owner of a claim may write); and [`retention`], whose loops are
+//! plain futures. There is no worker in the crate: whoever runs jobs spawns those loops.
 
 #![deny(missing_docs, unreachable_pub)]
 #![cfg_attr(
@@ -23,6 +34,7 @@ mod forward;
 mod job;
 pub mod limits;
 mod outcome;
+pub mod retention;
 mod storage;
 mod unique;
 
@@ -32,8 +44,12 @@ pub use forward::Forwarding;
 pub use job::{Claim, Determinism, DispatchToken, Job, JobId, JobStatus, TerminalStatus};
 pub use limits::{JobType, QueueName, WorkerId};
 pub use outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, QueueShare, Reclaim, Reclaimed};
+pub use retention::{Retention, UniqueLockSweep};
 #[cfg(feature = "postgres")]
 pub use storage::postgres::{self, PostgresStorage};
 #[cfg(feature = "sqlite")]
 pub use storage::sqlite::{self, SqliteStorage};
-pub use storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
+pub use storage::{
+    BatchCompletion, KindPlan, Migrated, Protection, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
+    UniqueLockStore, WindowedEnqueue,
+};

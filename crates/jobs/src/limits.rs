@@ -131,10 +131,34 @@ pub const STATS_RETENTION: Duration = DAY.saturating_mul(31);
 /// Deepest workflow that an operation on a whole subtree follows.
 pub const SUBTREE_DEPTH_MAX: u32 = 256;
 
+/// Microseconds of a retention age; `None` when the rule is off: a zero age, or one that reaches before all time.
+///
+/// Less than a microsecond counts as one, so that a window that was set is never taken for "off".
+pub(crate) fn age_micros(age: Duration) -> Option<i64> {
+    if age.is_zero() || WINDOW_MAX < age {
+        return None;
+    }
+    Some(saturating_micros(age).max(1))
+}
+
 /// Microseconds of a wait or a lease, saturating far beyond the life of any database.
 pub(crate) fn saturating_micros(duration: Duration) -> i64 {
     let most = WINDOW_MAX.as_micros();
     i64::try_from(duration.as_micros().min(most)).expect("the longest window is far below 2^63 microseconds")
+}
+
+/// Batch size as sweeps use it: 0 means the default, more than the largest means the largest.
+pub(crate) const fn clamp_batch(rows: u32) -> u32 {
+    match rows {
+        0 => SWEEP_BATCH,
+        rows if SWEEP_BATCH_MAX < rows => SWEEP_BATCH_MAX,
+        rows => rows,
+    }
+}
+
+/// Interval as sweeps use it: 0 means the default, less than the shortest means the shortest.
+pub(crate) fn clamp_interval(interval: Duration) -> Duration {
+    if interval.is_zero() { SWEEP_INTERVAL } else { interval.max(SWEEP_INTERVAL_MIN) }
 }
 
 macro_rules! name {
@@ -293,6 +317,31 @@ mod tests {
             assert!(JobType::new(bad).is_err(), "{bad:?}");
             assert!(QueueName::new(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn batch_is_clamped() {
+        let table = [(0, 1000), (1, 1), (999, 999), (10_000, 10_000), (10_001, 10_000), (u32::MAX, 10_000)];
+        for (given, used) in table {
+            assert_eq!(clamp_batch(given), used, "{given}");
+        }
+    }
+
+    #[test]
+    fn interval_is_clamped() {
+        assert_eq!(clamp_interval(Duration::ZERO), HOUR);
+        assert_eq!(clamp_interval(Duration::from_nanos(1)), Duration::from_millis(100));
+        assert_eq!(clamp_interval(Duration::from_millis(100)), Duration::from_millis(100));
+        assert_eq!(clamp_interval(DAY), DAY);
+    }
+
+    #[test]
+    fn an_age_that_reaches_before_all_time_means_never() {
+        assert_eq!(age_micros(Duration::ZERO), None);
+        assert_eq!(age_micros(Duration::MAX), None);
+        assert_eq!(age_micros(WINDOW_MAX + Duration::from_nanos(1)), None);
+        assert_eq!(age_micros(Duration::from_nanos(1)), Some(1));
+        assert_eq!(age_micros(Duration::from_secs(1)), Some(1_000_000));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
-use crate::job::{Claim, Job, JobId};
+use crate::job::{Claim, Job, JobId, TerminalStatus};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 
 /// What an installation of the schema did.
@@ -123,6 +123,26 @@ pub trait Storage: Send + Sync + 'static {
         false
     }
 
+    /// Deletion of finished jobs. Without it they stay for ever.
+    fn retention(&self) -> Option<&dyn RetentionStore> {
+        None
+    }
+
+    /// Deletion of consumed signals. Without it they stay as long as their jobs.
+    fn signal_retention(&self) -> Option<&dyn SignalRetentionStore> {
+        None
+    }
+
+    /// Saying beforehand what retention would delete.
+    fn retention_plan(&self) -> Option<&dyn RetentionPlanStore> {
+        None
+    }
+
+    /// Deletion of deduplication windows that have passed. Without it their table grows.
+    fn unique_locks(&self) -> Option<&dyn UniqueLockStore> {
+        None
+    }
+
     /// Deduplication in a window of time.
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         None
@@ -148,4 +168,131 @@ pub trait BatchCompletion: Send + Sync {
     /// # Errors
     /// If the storage failed; none is completed then.
     async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error>;
+}
+
+/// The capability to delete finished jobs. What it deletes is gone for good.
+///
+/// Every method is one pass: one transaction that chooses at most `limit` jobs, oldest end first, and deletes them
+/// with their fan-outs, checkpoints, signals and passed windows. A job stays while an unfinished job has it as parent
+/// or root, while a fan-out of its own is undecided, while the unfinished parent of a fan-out has yet to collect it,
+/// and while a deduplication window that has not passed names it. Such jobs do not count against `limit`. Jobs that
+/// another transaction has locked are passed over.
+#[async_trait]
+pub trait RetentionStore: Send + Sync {
+    /// Deletes jobs that finished in this way more than `age` ago. Answers how many jobs went; their side rows do
+    /// not count. An age or a limit of zero deletes nothing, as does an age that reaches before all time.
+    ///
+    /// # Errors
+    /// If the storage failed; the pass has then deleted nothing.
+    async fn delete_terminal_older_than(&self, status: TerminalStatus, age: Duration, limit: u32)
+    -> Result<u64, Error>;
+
+    /// Deletes jobs that finished in this way before `cutoff`; one that finished exactly then stays.
+    ///
+    /// # Errors
+    /// If the storage failed; the pass has then deleted nothing.
+    async fn delete_terminal_before(&self, status: TerminalStatus, cutoff: Timestamp, limit: u32)
+    -> Result<u64, Error>;
+}
+
+/// The capability to delete consumed signals. Signals that nobody has consumed are never touched by it.
+#[async_trait]
+pub trait SignalRetentionStore: Send + Sync {
+    /// Deletes at most `limit` signals consumed more than `age` ago, whatever their job is doing. Answers how many.
+    /// An age or a limit of zero deletes nothing, as does an age that reaches before all time.
+    ///
+    /// # Errors
+    /// If the storage failed; the pass has then deleted nothing.
+    async fn delete_consumed_older_than(&self, age: Duration, limit: u32) -> Result<u64, Error>;
+
+    /// Deletes at most `limit` signals consumed before `cutoff`; one consumed exactly then stays.
+    ///
+    /// # Errors
+    /// If the storage failed; the pass has then deleted nothing.
+    async fn delete_consumed_before(&self, cutoff: Timestamp, limit: u32) -> Result<u64, Error>;
+}
+
+/// The capability to delete deduplication windows that have passed. No job is touched by it.
+#[async_trait]
+pub trait UniqueLockStore: Send + Sync {
+    /// Deletes at most `limit` windows that have passed, the longest past first. Answers how many.
+    ///
+    /// # Errors
+    /// If the storage failed; the pass has then deleted nothing.
+    async fn delete_expired(&self, limit: u32) -> Result<u64, Error>;
+}
+
+/// The capability to say what retention would delete. It reads and writes nothing.
+#[async_trait]
+pub trait RetentionPlanStore: Send + Sync {
+    /// Finished jobs of one status past `age`: how many would go, and how many stay for which reason. Nothing is
+    /// counted without an age, or with one that reaches before all time.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn plan_terminal(&self, status: TerminalStatus, age: Duration) -> Result<KindPlan, Error>;
+
+    /// Signals consumed more than `age` ago.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn plan_consumed(&self, age: Duration) -> Result<u64, Error>;
+
+    /// Deduplication windows that have passed.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn plan_expired(&self) -> Result<u64, Error>;
+}
+
+/// Why a finished job past its window stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protection {
+    /// An unfinished job has it as its parent.
+    LiveChild,
+    /// An unfinished job has it as the root of its workflow.
+    LiveDescendant,
+    /// A fan-out of its own is not decided.
+    PendingFanOut,
+    /// The unfinished parent has yet to collect its result.
+    Uncollected,
+    /// A deduplication window that has not passed names it.
+    LiveWindow,
+}
+
+impl Protection {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::LiveChild, Self::LiveDescendant, Self::PendingFanOut, Self::Uncollected, Self::LiveWindow];
+
+    /// Its name in logs, metrics and reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::LiveChild => "live_child",
+            Self::LiveDescendant => "live_descendant",
+            Self::PendingFanOut => "pending_fan_out",
+            Self::Uncollected => "uncollected",
+            Self::LiveWindow => "live_window",
+        }
+    }
+}
+
+/// What the next tick would do with the finished jobs of one status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindPlan {
+    /// Jobs that would go.
+    pub due: u64,
+    /// Jobs past their window that stay.
+    pub kept: u64,
+    /// How many of those each protection holds, in the order of [`Protection::ALL`]; one job may have several.
+    pub by: [u64; 5],
+    /// When the last of the deduplication windows that hold one has passed.
+    pub held_until: Option<Timestamp>,
+}
+
+impl KindPlan {
+    /// How many jobs past their window `protection` holds.
+    pub fn kept_by(&self, protection: Protection) -> u64 {
+        Protection::ALL.iter().zip(self.by).find(|(other, _)| **other == protection).map_or(0, |(_, count)| count)
+    }
 }

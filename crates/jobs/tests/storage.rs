@@ -5,6 +5,10 @@
 #[macro_use]
 #[path = "support/store.rs"]
 mod support;
+#[path = "support/log.rs"]
+mod log;
+#[path = "support/rows.rs"]
+mod rows;
 
 #[path = "storage/claim.rs"]
 mod claim;
@@ -12,8 +16,18 @@ mod claim;
 mod enqueue;
 #[path = "storage/outcome.rs"]
 mod outcome;
+#[path = "storage/plan.rs"]
+mod plan;
+#[path = "storage/protection.rs"]
+mod protection;
+#[path = "storage/retention.rs"]
+mod retention;
 #[path = "storage/schema.rs"]
 mod schema;
+#[path = "storage/sweeper.rs"]
+mod sweeper;
+#[path = "storage/tick.rs"]
+mod tick;
 #[path = "storage/transaction.rs"]
 mod transaction;
 #[path = "storage/unique.rs"]

@@ -114,7 +114,7 @@ create table ebbtide_jobs.unique_locks (
     expires_at timestamptz not null,
     created_at timestamptz not null default clock_timestamp()
 );
-create index unique_locks_job on ebbtide_jobs.unique_locks (job_id);
+create index unique_locks_job on ebbtide_jobs.unique_locks (job_id, expires_at);
 create index unique_locks_expiry on ebbtide_jobs.unique_locks (expires_at, scope_hash);
 
 create table ebbtide_jobs.fan_outs (

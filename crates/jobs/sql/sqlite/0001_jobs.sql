@@ -102,7 +102,7 @@ create table unique_locks (
     expires_at integer not null,
     created_at integer not null default (cast(round(unixepoch('subsec') * 1000) as integer) * 1000)
 ) strict;
-create index unique_locks_job on unique_locks (job_id);
+create index unique_locks_job on unique_locks (job_id, expires_at);
 create index unique_locks_expiry on unique_locks (expires_at, scope_hash);
 
 create table fan_outs (

@@ -3,6 +3,7 @@
 mod claim;
 mod enqueue;
 mod migrate;
+mod retention;
 mod row;
 mod session;
 
@@ -15,12 +16,16 @@ use tokio_postgres::NoTls;
 use tokio_postgres::types::Type;
 
 pub use self::enqueue::enqueue_in;
+pub use self::retention::RETENTION_CHOICE;
 use self::session::{Session, Sql as _};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
-use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
+use crate::storage::{
+    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
+    WindowedEnqueue,
+};
 
 /// How long a caller waits for a connection of the pool before it gets an error.
 const POOL_WAIT: Duration = Duration::from_secs(30);
@@ -148,6 +153,22 @@ impl Storage for PostgresStorage {
 
     fn deletes_checkpoints(&self) -> bool {
         true
+    }
+
+    fn retention(&self) -> Option<&dyn RetentionStore> {
+        Some(self)
+    }
+
+    fn signal_retention(&self) -> Option<&dyn SignalRetentionStore> {
+        Some(self)
+    }
+
+    fn retention_plan(&self) -> Option<&dyn RetentionPlanStore> {
+        Some(self)
+    }
+
+    fn unique_locks(&self) -> Option<&dyn UniqueLockStore> {
+        Some(self)
     }
 
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {

@@ -3,6 +3,7 @@
 mod claim;
 mod enqueue;
 mod migrate;
+mod retention;
 mod row;
 mod threads;
 
@@ -13,12 +14,16 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 pub use self::enqueue::enqueue_in;
+pub use self::retention::RETENTION_CHOICE;
 use self::threads::{Readers, Writer};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
-use crate::storage::{BatchCompletion, Migrated, Storage, WindowedEnqueue};
+use crate::storage::{
+    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
+    WindowedEnqueue,
+};
 
 /// Jobs in a SQLite file. Cheap to clone: clones share the connections.
 ///
@@ -111,6 +116,22 @@ impl Storage for SqliteStorage {
 
     fn deletes_checkpoints(&self) -> bool {
         true
+    }
+
+    fn retention(&self) -> Option<&dyn RetentionStore> {
+        Some(self)
+    }
+
+    fn signal_retention(&self) -> Option<&dyn SignalRetentionStore> {
+        Some(self)
+    }
+
+    fn retention_plan(&self) -> Option<&dyn RetentionPlanStore> {
+        Some(self)
+    }
+
+    fn unique_locks(&self) -> Option<&dyn UniqueLockStore> {
+        Some(self)
     }
 
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {

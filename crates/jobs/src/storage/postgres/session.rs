@@ -47,6 +47,11 @@ impl Transaction<'_> {
         self.inner.commit().await.map_err(error)
     }
 
+    /// Runs a statement that is planned for these very parameters, as suits one that touches many rows.
+    pub(super) async fn planned(&self, query: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Error> {
+        self.inner.query_typed(query, params).await.map_err(error)
+    }
+
     pub(super) async fn script(&self, text: &str) -> Result<(), Error> {
         self.inner.batch_execute(text).await.map_err(error)
     }
