@@ -278,7 +278,13 @@ fn rust_functions(text: &str) -> Vec<(String, usize)> {
         let name = words[at + 1].split(['(', '<']).next().unwrap_or_default().to_owned();
         let indent = &line[..line.len() - line.trim_start().len()];
         let closing = format!("{indent}}}");
-        if line.trim_end().ends_with(';') || line.trim_end().ends_with('}') {
+        if line.trim_end().ends_with('}') {
+            continue;
+        }
+        // A signature may take several lines, and a method of a trait may end with it.
+        let opens =
+            lines[n..].iter().map(|text| text.trim_end()).find(|text| text.ends_with('{') || text.ends_with(';'));
+        if opens.is_none_or(|text| text.ends_with(';')) {
             continue;
         }
         if let Some(length) = lines[n..].iter().position(|text| **text == closing) {
@@ -460,8 +466,7 @@ fn the_rules_find_what_they_look_for() {
     assert_eq!(modules("use crate::db::Db;\nlet x = crate::http::serve;"), "db http");
     assert_eq!(modules("use crate::{db::{self, Sql}, error::Error};"), "db error");
     assert_eq!(modules("use mycrate::db; use ebbtide::cli;"), "cli");
-    let text =
-        "fn a() {\n    1;\n}\nimpl X {\n    pub(super) async fn b<T>(\n        x: T,\n    ) {\n    }\n}\nfn c() {}\n";
+    let text = "fn a() {\n    1;\n}\nimpl X {\n    fn d(\n        x: T,\n    ) -> u8;\n    pub(super) async fn b<T>(\n        x: T,\n    ) {\n    }\n}\nfn c() {}\n";
     assert_eq!(rust_functions(text), [("a".to_owned(), 3), ("b".to_owned(), 4)]);
     let sql = "create or replace function queen.f(p int) returns int as $$\ndeclare\n    v int;\nbegin\n    return 1;\nend $$;\n";
     assert_eq!(sql_functions(sql)[0].0, "f");
