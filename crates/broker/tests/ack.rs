@@ -253,6 +253,23 @@ async fn a_failure_with_tries_left_gives_the_rest_back_and_charges_one() {
 }
 
 #[tokio::test]
+async fn failures_stay_with_the_message_they_were_charged_to() {
+    let broker = Broker::start().await;
+    let lane = Lane::leased(&broker, 3).await;
+    lane.ack(&[("m0", "failed")]).await;
+    lane.lease(2).await;
+    lane.ack(&[("m0", "failed")]).await;
+    lane.free_at(-1, 2).await;
+    lane.lease(2).await;
+    let replies = lane.ack(&[("m0", "completed"), ("m1", "failed")]).await;
+    assert_eq!(replies[1]["dlq"], false, "its first failure");
+    lane.free_at(0, 1).await;
+    lane.lease(2).await;
+    lane.ack(&[("m1", "completed")]).await;
+    lane.leased_at(1, 2).await;
+}
+
+#[tokio::test]
 async fn an_unknown_status_is_a_failure() {
     let broker = Broker::start().await;
     let lane = Lane::leased(&broker, 1).await;
@@ -265,8 +282,11 @@ async fn retry_gives_back_and_charges_nothing() {
     let broker = Broker::start().await;
     let lane = Lane::leased(&broker, 3).await;
     broker.execute("update queen.log_consumers set batch_retry_count = 2", &[]).await;
+    lane.ack(&[("m0", "retry")]).await;
+    lane.free_at(-1, 2).await;
+    lane.lease(2).await;
     lane.ack(&[("m0", "completed"), ("m1", "retry")]).await;
-    lane.free_at(0, 2).await;
+    lane.free_at(0, 0).await;
 }
 
 #[tokio::test]

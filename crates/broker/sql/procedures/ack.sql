@@ -30,8 +30,9 @@ begin
         total_consumed = c.total_consumed + greatest(0, p_to - greatest(c.committed, p.log_start - 1)),
         batch_end = case when p_outcome = 'keep' then c.batch_end end,
         worker_id = case when p_outcome = 'keep' then c.worker_id end,
-        batch_retry_count = case p_outcome when 'done' then 0 when 'failed' then c.batch_retry_count + 1
-            else c.batch_retry_count end,
+        -- Failures are charged to the message at the head; a head that moves on leaves them behind.
+        batch_retry_count = case when p_outcome = 'done' or c.committed < p_to then 0 else c.batch_retry_count end
+            + (p_outcome = 'failed')::int,
         attempt_offset = case when p_outcome <> 'done' then c.attempt_offset end,
         attempt_count = case when p_outcome = 'done' then 0 else c.attempt_count end
     from queen.log_partitions p
@@ -99,19 +100,21 @@ $$;
 -- Lock:   none.
 -- Result: those found, in no order.
 -- Why:    walks back from the cursor and stops once all are found, since what is acknowledged twice
---         was mostly acknowledged a moment ago. A hash that is nowhere costs the whole sidecar.
+--         was mostly acknowledged a moment ago. A hash that is nowhere costs a million messages and is
+--         then taken for one that was never pushed.
 create or replace function queen.log_ack_passed_v1(
     p_pid uuid, p_hashes bytea[], p_committed bigint
 ) returns bytea[] language plpgsql as $$
 declare
     c_rows_max constant int := 100;
+    c_span_max constant bigint := 1000000;
     v_left     bytea[] := p_hashes;
     v_found    bytea[] := '{}';
     v_hit      bytea[];
     v_below    bigint := p_committed + 1;
     v_lowest   bigint;
 begin
-    while 0 < cardinality(v_left) loop
+    while 0 < cardinality(v_left) and p_committed - c_span_max < v_below loop
         with rows as materialized (
             select t.base_offset, t.hashes from queen.log_txns t
             where t.partition_id = p_pid and t.base_offset < v_below
@@ -176,6 +179,8 @@ create or replace function queen.log_ack_by_hash_v1(
     p_pid uuid, p_group text, p_worker text, p_hashes bytea[], p_statuses text[]
 ) returns jsonb language plpgsql as $$
 declare
+    -- Without a lease there is no batch to bound the search.
+    c_span_max  constant bigint := 1000000;
     v_cursor    queen.log_consumers;
     v_context   record;
     v_done      bigint;
@@ -183,6 +188,7 @@ declare
     v_signal    int;
     v_hash      bytea;
     v_to        bigint;
+    v_failures  int;
     v_outcome   text;
     v_dlq       boolean := false;
     v_missing   bytea[];
@@ -208,7 +214,7 @@ begin
 
     with r as materialized (
         select * from queen.log_ack_resolve_v1(p_pid, p_hashes, p_statuses,
-            greatest(v_cursor.committed, v_context.txns_start - 1), coalesce(v_cursor.batch_end, v_context.last_offset))
+            greatest(v_cursor.committed, v_context.txns_start - 1), coalesce(v_cursor.batch_end, least(v_context.last_offset, v_cursor.committed + c_span_max)))
     ), s as (
         select max(r.live) filter (where r.rank = 0) as done, min(r.live) filter (where 0 < r.rank) as bad,
             array_agg(r.h) filter (where r.live is null) as missing,
@@ -227,9 +233,10 @@ begin
     v_to := greatest(v_cursor.committed, v_done);
     if v_bad is not null then
         v_to := greatest(v_cursor.committed, least(v_to, v_bad - 1));
+        v_failures := case when v_cursor.committed < v_to then 0 else v_cursor.batch_retry_count end;
         if v_signal = 1 then
             v_outcome := 'retry';
-        elsif v_signal = 2 and v_cursor.batch_retry_count < v_context.retry_limit then
+        elsif v_signal = 2 and v_failures < v_context.retry_limit then
             v_outcome := 'failed';
         elsif v_signal = 3 or v_context.files_letters then
             v_outcome := 'keep';

@@ -333,6 +333,9 @@ impl Partition {
         let to = cursor.committed.max(done.unwrap_or(-1));
         let Some(bad) = bad else {
             if done.is_some() {
+                if cursor.committed < to {
+                    cursor.failures = 0;
+                }
                 cursor.committed = to;
                 if cursor.batch_end.is_some_and(|end| end <= to) {
                     cursor.release(to, 0);
@@ -341,6 +344,9 @@ impl Partition {
             return;
         };
         let to = cursor.committed.max(to.min(bad - 1));
+        if cursor.committed < to {
+            cursor.failures = 0;
+        }
         let worst = placed.iter().filter(|(at, _)| *at == bad).map(|(_, s)| *s).max().expect("it is bad");
         match worst {
             Signal::Retry => cursor.release(to, cursor.failures),
