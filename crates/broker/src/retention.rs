@@ -21,6 +21,7 @@ pub const LOCK_ID: i64 = 737_001;
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 const CYCLE_ERROR_GAP: Duration = Duration::from_secs(30);
 const METRICS_ERROR_GAP: Duration = Duration::from_secs(60);
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 const RESTART_GAP: Duration = Duration::from_secs(30);
 /// How long a network that swallows packets may hold up a cycle.
 const NETWORK_WAIT: Duration = Duration::from_secs(30);
@@ -36,6 +37,8 @@ pub struct Settings {
     pub cleanup_days: Option<i32>,
     /// Age in days at which metrics and the audit of deletions go.
     pub metrics_days: i32,
+    /// How long a step waits for a partition that somebody holds, before its turn passes to the next one.
+    pub lock_wait: Duration,
 }
 
 impl From<&config::Retention> for Settings {
@@ -45,6 +48,7 @@ impl From<&config::Retention> for Settings {
             rows_max: checked.rows_max,
             cleanup_days: checked.partition_cleanup_days,
             metrics_days: checked.metrics_retention_days,
+            lock_wait: LOCK_WAIT,
         }
     }
 }

@@ -18,8 +18,13 @@ const PARK: i64 = 4_242;
 
 fn sweep(log: &Log) -> JoinHandle<Swept> {
     let target = log.database.target.clone();
-    let settings =
-        Settings { interval: Duration::from_secs(5), rows_max: 10, cleanup_days: Some(30), metrics_days: 90 };
+    let settings = Settings {
+        interval: Duration::from_secs(5),
+        rows_max: 10,
+        cleanup_days: Some(30),
+        metrics_days: 90,
+        lock_wait: Duration::from_secs(60),
+    };
     tokio::spawn(async move {
         match retention::once(target, &settings, &CancellationToken::new()).await {
             Ok(Led::Ran(swept)) => swept,
@@ -253,8 +258,13 @@ async fn a_server_leads_again_after_its_session_was_ended() {
     park(&log, "delete", "log_segments", OF_TIMED).await;
     let trace = support::trace::capture("retention");
     let cancel = CancellationToken::new();
-    let settings =
-        Settings { interval: Duration::from_millis(1), rows_max: 10, cleanup_days: Some(30), metrics_days: 90 };
+    let settings = Settings {
+        interval: Duration::from_millis(1),
+        rows_max: 10,
+        cleanup_days: Some(30),
+        metrics_days: 90,
+        lock_wait: Duration::from_secs(60),
+    };
     let task = tokio::spawn(retention::run(log.database.target.clone(), settings, cancel.clone()));
     terminate_parked(&log, "log_segments").await;
     trace.wait_for("INFO", "segments_deleted=35", 1).await;

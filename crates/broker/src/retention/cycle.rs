@@ -33,8 +33,6 @@ pub mod phase {
     pub const UNREAD: &str = "not read by every consumer group";
 }
 
-/// How long a step waits for a partition that somebody holds, before its turn passes to the next one.
-const LOCK_WAIT_MS: u64 = 10_000;
 const STATEMENT_WAIT_MIN: Duration = Duration::from_secs(30);
 const STATEMENT_WAIT_MAX: Duration = Duration::from_secs(900);
 
@@ -88,7 +86,8 @@ pub(super) async fn run(
         Swept { report: Report::start(), queues: HashSet::new(), metrics: MetricsSummary::default(), as_of: None };
     let statement_wait = settings.interval.clamp(STATEMENT_WAIT_MIN, STATEMENT_WAIT_MAX);
     let statement_ms = u64::try_from(statement_wait.as_millis()).expect("at most 900 s");
-    match open_cycle(db, as_of, LOCK_WAIT_MS, statement_ms).await {
+    let lock_ms = u64::try_from(settings.lock_wait.as_millis()).expect("a few seconds");
+    match open_cycle(db, as_of, lock_ms, statement_ms).await {
         Ok(as_of) => {
             let cycle = Cycle { db, settings, cancel, as_of };
             if cycle.phases(cleanup_due, &mut swept).await.is_continue() {
@@ -113,8 +112,9 @@ struct Cycle<'a> {
 
 impl Cycle<'_> {
     async fn phases(&self, cleanup_due: bool, swept: &mut Swept) -> ControlFlow<()> {
+        let mut eviction_due = false;
         let mut phase = PhaseReport::start(phase::RETENTION);
-        let flow = self.retain(&mut phase, &mut swept.queues).await;
+        let flow = self.retain(&mut phase, &mut swept.queues, &mut eviction_due).await;
         swept.report.push(phase);
         flow?;
 
@@ -124,7 +124,7 @@ impl Cycle<'_> {
         flow?;
 
         let mut phase = PhaseReport::start(phase::EVICTION);
-        let flow = self.evict(&mut phase).await;
+        let flow = if eviction_due { self.evict(&mut phase).await } else { ControlFlow::Continue(()) };
         swept.report.push(phase);
         flow?;
 
@@ -143,11 +143,15 @@ impl Cycle<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Phase 1: rules 1 and 2.
-    async fn retain(&self, phase: &mut PhaseReport<Error>, queues: &mut HashSet<QueueId>) -> ControlFlow<()> {
+    /// Phase 1: rules 1 and 2. It notes as well whether phase 3 has anything to look for: both read the same rows
+    /// by the same clock.
+    async fn retain(
+        &self, phase: &mut PhaseReport<Error>, queues: &mut HashSet<QueueId>, eviction_due: &mut bool,
+    ) -> ControlFlow<()> {
         let mut pages = Pages::new(Probe::Segments);
         while let Some(page) = pages.next(self, phase).await? {
             for work in page {
+                *eviction_due |= work.max_wait_due;
                 let Work { partition_id, all_cutoff: all, completed_cutoff: completed, .. } = work;
                 if all.is_some() || completed.is_some() {
                     queues.insert(work.queue_id);
@@ -160,6 +164,8 @@ impl Cycle<'_> {
                 }
             }
         }
+        // A list that broke off says nothing of the partitions behind the break.
+        *eviction_due |= 0 < phase.failures;
         ControlFlow::Continue(())
     }
 

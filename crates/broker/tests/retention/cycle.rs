@@ -11,7 +11,13 @@ use uuid::Uuid;
 use crate::support::partition::Log;
 
 pub(crate) fn settings() -> Settings {
-    Settings { interval: Duration::from_secs(5), rows_max: 10, cleanup_days: Some(30), metrics_days: 90 }
+    Settings {
+        interval: Duration::from_secs(5),
+        rows_max: 10,
+        cleanup_days: Some(30),
+        metrics_days: 90,
+        lock_wait: Duration::from_secs(60),
+    }
 }
 
 pub(crate) async fn sweep_with(log: &Log, settings: &Settings) -> Swept {
@@ -256,6 +262,22 @@ async fn a_step_that_fails_starves_nothing_behind_it() {
     assert!(swept.report.first_error().expect("failed").to_string().contains("page is corrupt"));
     assert!(swept.report.phase(phase::METRICS).is_some());
     assert_eq!(log.count("select sum(messages_deleted)::bigint from queen.retention_history").await, 2);
+}
+
+#[tokio::test]
+async fn a_partition_that_somebody_holds_delays_nobody_for_long() {
+    let log = Log::start().await;
+    let policy = "retention_enabled = true, retention_seconds = 100";
+    let mut ids = [aged(&log, "a", policy, &[200]).await, aged(&log, "b", policy, &[200]).await];
+    ids.sort_unstable();
+    let holder = log.database.client().await;
+    holder.batch_execute("begin").await.expect("begins");
+    holder.execute("select from queen.log_partitions where id = $1 for update", &[&ids[0]]).await.expect("held");
+    let swept = sweep_with(&log, &Settings { lock_wait: Duration::from_millis(50), ..settings() }).await;
+    assert!(matches!(swept.report.first_error(), Some(Error::LockTimeout)), "{:?}", swept.report.first_error());
+    assert_eq!((live(&log, ids[0]).await, live(&log, ids[1]).await), (vec![0], vec![]));
+    holder.batch_execute("rollback").await.expect("let go");
+    assert_eq!(deleted(&sweep(&log).await), [1, 0, 0, 0]);
 }
 
 #[tokio::test]

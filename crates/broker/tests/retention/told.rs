@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::partition::Log;
 use crate::support::trace::{Trace, capture};
-use crate::support::{self, Database};
+use crate::support::{self, Broker, Database};
 
 /// The task, cycling without a rest.
 struct Sweeping {
@@ -23,8 +23,13 @@ impl Sweeping {
     fn start(target: &Target) -> Self {
         let trace = capture("retention");
         let cancel = CancellationToken::new();
-        let settings =
-            Settings { interval: Duration::from_millis(1), rows_max: 10, cleanup_days: Some(30), metrics_days: 90 };
+        let settings = Settings {
+            interval: Duration::from_millis(1),
+            rows_max: 10,
+            cleanup_days: Some(30),
+            metrics_days: 90,
+            lock_wait: Duration::from_secs(60),
+        };
         let task = tokio::spawn(retention::run(target.clone(), settings, cancel.clone()));
         Self { trace, cancel, task }
     }
@@ -98,6 +103,37 @@ async fn a_cycle_that_deleted_says_so_in_one_line() {
         assert!(lines[0].contains(field), "{field} in {}", lines[0]);
     }
     is_silent(&trace);
+}
+
+#[tokio::test]
+async fn the_metrics_page_tells_of_cycles() {
+    let broker = Broker::start().await;
+    broker
+        .sql
+        .batch_execute(
+            "insert into queen.queues (name, max_wait_time_seconds) values ('q', 60);
+             insert into queen.log_partitions (queue_id, name, last_offset) select id, 'p', 2 from queen.queues;
+             insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
+             select id, n, n, now() - interval '1 day', 'x' from queen.log_partitions, generate_series(0, 2) n",
+        )
+        .await
+        .expect("three old segments");
+    let sweeping = Sweeping::start(&broker.database.target);
+    sweeping.trace.wait_for("DEBUG", "swept", 2).await;
+    sweeping.stop().await;
+    let (_, page) = broker.get("/metrics/prometheus").await;
+    let page = page.as_str().expect("text").to_owned();
+    let value = |start: &str| {
+        let line = page.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start} in {page}"));
+        line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number")
+    };
+    assert_eq!(value("ebbtide_retention_deleted_rows_total{phase=\"eviction\"}"), 3.0);
+    assert!(value("ebbtide_retention_cycles_total{outcome=\"succeeded\"}") >= 2.0);
+    assert!(value("ebbtide_retention_cycle_seconds_count") >= 2.0);
+    let query = "select extract(epoch from now())::float8";
+    let now: f64 = broker.row(query, &[]).await.get(0);
+    let age = now - value("ebbtide_retention_last_success_timestamp_seconds");
+    assert!((0.0..600.0).contains(&age), "by the database's clock: {age}");
 }
 
 #[tokio::test]
