@@ -32,7 +32,7 @@ const PERMIT_BYTES: usize = 1024;
 /// How long a push waits for room before it is refused.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
 /// A flush that takes longer than this no longer keeps another lane from starting.
-const FLUSH_PATIENCE: Duration = Duration::from_millis(3);
+const FLUSH_PATIENCE: Duration = Duration::from_millis(10);
 /// Partitions that may each wait for a slow lock, on a connection of their own.
 const PATIENT_MAX: usize = 16;
 

@@ -7,9 +7,10 @@
 
 mod hashes;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hashbrown::HashMap;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::id::{HASH_BYTES, Offset, PartitionId, PartitionName};

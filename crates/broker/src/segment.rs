@@ -68,17 +68,23 @@ pub struct Packed {
 /// Packs segments, one after the other, with one compression context.
 pub struct Packer {
     compressor: Compressor<'static>,
+    /// For segments too small to repay the making of entropy tables.
+    small: Compressor<'static>,
     plain: Vec<u8>,
 }
+
+/// Up to this size a segment is compressed at [`SMALL_LEVEL`], which finds repetitions and codes no entropy.
+const SMALL_BYTES_MAX: usize = 1024;
+const SMALL_LEVEL: i32 = -1;
 
 /// Scratch memory that a packer keeps between segments.
 const SCRATCH_BYTES_KEPT: usize = 1 << 20;
 
 impl Packer {
-    /// `level` is zstd's, 1 to 19.
+    /// `level` is zstd's, 1 to 19; it holds for segments of more than a kibibyte.
     pub fn new(level: i32) -> Self {
-        let compressor = Compressor::new(level).expect("the level is in range and the context is allocated");
-        Self { compressor, plain: Vec::new() }
+        let compressor = |level| Compressor::new(level).expect("the level is in range and the context is allocated");
+        Self { compressor: compressor(level), small: compressor(SMALL_LEVEL), plain: Vec::new() }
     }
 
     /// Packs `frames`, of which there is at least one.
@@ -93,7 +99,8 @@ impl Packer {
             hashes.extend_from_slice(&hash(frame.transaction_id));
         }
         assert!(!hashes.is_empty(), "a segment holds at least one frame");
-        let blob = self.compressor.compress(&self.plain).expect("the output is sized for the worst case");
+        let compressor = if self.plain.len() <= SMALL_BYTES_MAX { &mut self.small } else { &mut self.compressor };
+        let blob = compressor.compress(&self.plain).expect("the output is sized for the worst case");
         if self.plain.capacity() > SCRATCH_BYTES_KEPT {
             self.plain = Vec::new();
         }

@@ -245,6 +245,8 @@ async fn finish(
 ) {
     assert_eq!(elements.len(), pushed.len(), "one answer an element");
     let mut with_duplicates = Vec::new();
+    let stored = elements.iter().zip(&pushed).filter(|(_, pushed)| matches!(pushed.written, Written::Base(_)));
+    counter!("ebbtide_messages_pushed_total").increment(stored.map(|(element, _)| element.frames.len() as u64).sum());
     for (element, pushed) in elements.into_iter().zip(pushed) {
         match pushed.written {
             Written::Base(base) => written(shared, element, &pushed, base, stamp),
@@ -263,7 +265,6 @@ fn written(shared: &Arc<Shared>, element: Element, pushed: &Pushed, base: Offset
     if let Some(load) = shared.index.record(&flight.name, partition_id, pushed.window_seconds, stored) {
         tokio::spawn(load::load(shared.clone(), load));
     }
-    counter!("ebbtide_messages_pushed_total").increment(frames.len() as u64);
     for (position, id) in frames {
         flight.outcomes[position] = Some(Outcome::Queued(id));
     }
@@ -300,7 +301,10 @@ async fn without_duplicates(
             Err(error) => return element.flight.fail(&Arc::new(error)),
         };
         match pushed.written {
-            Written::Base(base) => return written(shared, element, &pushed, base, stamp),
+            Written::Base(base) => {
+                counter!("ebbtide_messages_pushed_total").increment(element.frames.len() as u64);
+                return written(shared, element, &pushed, base, stamp);
+            }
             Written::Duplicates(more) => duplicates = more,
         }
     }

@@ -1,11 +1,13 @@
 //! Who waits for which partition, and what the next bundle takes.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
+use hashbrown::{HashMap, HashSet};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Answer, Message};
-use crate::id::PartitionName;
+use crate::id::{HASH_BYTES, PartitionName};
+use crate::segment::hash;
 use std::sync::Arc;
 
 /// Partitions in one commit.
@@ -109,13 +111,13 @@ impl Partition {
         if self.waiting.is_empty() {
             return groups;
         }
-        let mut seen: HashSet<String> = transaction_ids(&groups[0]).map(str::to_owned).collect();
+        let mut seen: HashSet<[u8; HASH_BYTES]> = transaction_ids(&groups[0]).map(hash).collect();
         while let Some(next) = self.waiting.front() {
             let is_full = bytes + next.bytes > bytes_max || messages + next.messages.len() > SEGMENT_MESSAGES_MAX;
-            if is_full || transaction_ids(next).any(|id| seen.contains(id)) {
+            if is_full || transaction_ids(next).any(|id| seen.contains(&hash(id))) {
                 break;
             }
-            seen.extend(transaction_ids(next).map(str::to_owned));
+            seen.extend(transaction_ids(next).map(hash));
             bytes += next.bytes;
             messages += next.messages.len();
             groups.push(self.waiting.pop_front().expect("just seen"));

@@ -1,11 +1,11 @@
 //! A push request: JSON ─► groups by partition, or the item and field that is wrong.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 
 use bytes::Bytes;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 use serde_json::value::RawValue;
@@ -15,7 +15,8 @@ use crate::bundle::{Group, Message};
 use crate::error::Error;
 use crate::http::body::checked_depth;
 use crate::http::message::present;
-use crate::id::{DEFAULT_PARTITION, PartitionName, checked_name, checked_transaction_id};
+use crate::id::{DEFAULT_PARTITION, HASH_BYTES, PartitionName, checked_name, checked_transaction_id};
+use crate::segment::hash;
 
 /// Where the outcome of an item is found.
 #[derive(Debug)]
@@ -125,8 +126,8 @@ struct Grouping<'a> {
     body: &'a Bytes,
     groups: Vec<Group>,
     by_name: HashMap<(Cow<'a, str>, Cow<'a, str>), usize>,
-    /// Group, transaction id ─► position in the group.
-    seen: HashMap<(usize, String), usize>,
+    /// Group, hash of the transaction id ─► position in the group.
+    seen: HashMap<(usize, [u8; HASH_BYTES]), usize>,
 }
 
 impl<'a> Grouping<'a> {
@@ -145,7 +146,7 @@ impl<'a> Grouping<'a> {
         let group = self.group(queue, partition);
         let position = self.groups[group].messages.len();
         if let Some(id) = &transaction_id {
-            match self.seen.entry((group, id.clone())) {
+            match self.seen.entry((group, hash(id))) {
                 Entry::Occupied(first) => {
                     return Ok(Place { group, position: *first.get(), is_first: false, transaction_id });
                 }
