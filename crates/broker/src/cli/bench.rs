@@ -165,6 +165,13 @@ impl Database {
         Ok(Self { target, url, cluster: Some((cluster, folder)) })
     }
 
+    /// Processor time of PostgreSQL, in seconds; `None` if it is not this program's child.
+    fn cpu_seconds(&self) -> Option<f64> {
+        let (_, folder) = self.cluster.as_ref()?;
+        let pid_file = std::fs::read_to_string(folder.join("pgdata/postmaster.pid")).ok()?;
+        server::family_cpu_seconds(pid_file.lines().next()?.trim())
+    }
+
     async fn close(self) -> anyhow::Result<()> {
         let Some((cluster, folder)) = self.cluster else { return Ok(()) };
         cluster.stop().await;

@@ -82,9 +82,34 @@ impl Server {
 
 /// Processor time of a process, named by its id or as `self`.
 pub(super) fn cpu_seconds(process: &str) -> Option<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name is in parentheses and may hold anything, so fields are counted from behind it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
-    Some((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
+    Stat::read(process).map(|stat| stat.cpu_seconds)
+}
+
+/// Processor time of a process and of its children, those that have ended included.
+pub(super) fn family_cpu_seconds(parent: &str) -> Option<f64> {
+    let own = Stat::read(parent)?;
+    let living = std::fs::read_dir("/proc").ok()?.filter_map(|entry| Stat::read(entry.ok()?.file_name().to_str()?));
+    let of_children: f64 = living.filter(|stat| stat.parent == parent).map(|stat| stat.cpu_seconds).sum();
+    Some(own.cpu_seconds + own.ended_children_cpu_seconds + of_children)
+}
+
+struct Stat {
+    parent: String,
+    cpu_seconds: f64,
+    ended_children_cpu_seconds: f64,
+}
+
+impl Stat {
+    /// `None` for what is no process, or no longer one.
+    fn read(process: &str) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name is in parentheses and may hold anything, so fields are counted from behind it.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
+        Some(Self {
+            parent: (*fields.get(1)?).to_owned(),
+            cpu_seconds: (ticks(11)? + ticks(12)?) / TICKS_PER_SECOND,
+            ended_children_cpu_seconds: (ticks(13)? + ticks(14)?) / TICKS_PER_SECOND,
+        })
+    }
 }
