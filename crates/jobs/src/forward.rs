@@ -6,13 +6,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
+use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
-    WindowedEnqueue,
+    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
+    UniqueLockStore, WindowedEnqueue,
 };
 
 /// A storage that passes every call and every capability on to another one.
@@ -79,6 +81,50 @@ impl Storage for Forwarding {
 
     async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
         self.inner.reclaim(reclaim).await
+    }
+
+    async fn cancel(&self, id: JobId) -> Result<u64, Error> {
+        self.inner.cancel(id).await
+    }
+
+    async fn pause(&self, id: JobId) -> Result<(), Error> {
+        self.inner.pause(id).await
+    }
+
+    async fn resume(&self, id: JobId) -> Result<(), Error> {
+        self.inner.resume(id).await
+    }
+
+    async fn requeue(&self, id: JobId) -> Result<(), Error> {
+        self.inner.requeue(id).await
+    }
+
+    async fn delete(&self, id: JobId) -> Result<(), Error> {
+        self.inner.delete(id).await
+    }
+
+    async fn delete_workflow(&self, root: JobId) -> Result<u64, Error> {
+        self.inner.delete_workflow(root).await
+    }
+
+    async fn purge(&self, queue: &QueueName, status: PurgeStatus, limit: u32) -> Result<u64, Error> {
+        self.inner.purge(queue, status, limit).await
+    }
+
+    async fn pause_queue(&self, queue: &QueueName, by: &str) -> Result<(), Error> {
+        self.inner.pause_queue(queue, by).await
+    }
+
+    async fn resume_queue(&self, queue: &QueueName) -> Result<(), Error> {
+        self.inner.resume_queue(queue).await
+    }
+
+    async fn paused_queues(&self) -> Result<Vec<QueueName>, Error> {
+        self.inner.paused_queues().await
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetterStore> {
+        self.inner.dead_letters()
     }
 
     fn batch_completion(&self) -> Option<&dyn BatchCompletion> {

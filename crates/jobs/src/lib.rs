@@ -19,7 +19,8 @@
 //! # What is here
 //!
 //! Storages ([`postgres`], [`sqlite`]) with their schema; enqueueing with deduplication; what a worker needs of a
-//! storage (claims, and the outcomes that only the owner of a claim may write); and [`retention`], whose loops are
+//! storage (claims, and the outcomes that only the owner of a claim may write); what an operator does (cancel, pause, requeue,
+//! delete, purge, dead letters); and [`retention`], whose loops are
 //! plain futures. There is no worker in the crate: whoever runs jobs spawns those loops.
 
 #![deny(missing_docs, unreachable_pub)]
@@ -28,6 +29,7 @@
     allow(dead_code, unused_imports, reason = "much is read by the built-in storages alone")
 )]
 
+mod control;
 mod enqueue;
 mod error;
 mod forward;
@@ -38,6 +40,7 @@ pub mod retention;
 mod storage;
 mod unique;
 
+pub use control::{DeadLetterFilter, PurgeStatus};
 pub use enqueue::{EnqueueOptions, Enqueued, NewJob};
 pub use error::Error;
 pub use forward::Forwarding;
@@ -50,6 +53,6 @@ pub use storage::postgres::{self, PostgresStorage};
 #[cfg(feature = "sqlite")]
 pub use storage::sqlite::{self, SqliteStorage};
 pub use storage::{
-    BatchCompletion, KindPlan, Migrated, Protection, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
-    UniqueLockStore, WindowedEnqueue,
+    BatchCompletion, DeadLetterStore, KindPlan, Migrated, Protection, RetentionPlanStore, RetentionStore,
+    SignalRetentionStore, Storage, UniqueLockStore, WindowedEnqueue,
 };

@@ -14,9 +14,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use crate::control::{DeadLetterFilter, PurgeStatus};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId, TerminalStatus};
+use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 
 /// What an installation of the schema did.
@@ -113,6 +115,73 @@ pub trait Storage: Send + Sync + 'static {
     /// If the storage failed; nothing is taken then.
     async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error>;
 
+    /// Cancels an unfinished job and everything unfinished below it, in one transaction. Answers how many jobs that
+    /// were; 0 if it was cancelled before. A worker that runs one of them loses its claim.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobNotCancellable`] if it completed or failed, [`Error::SubtreeTooDeep`].
+    async fn cancel(&self, id: JobId) -> Result<u64, Error>;
+
+    /// Puts a pending or waiting job aside.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobAlreadyPaused`], [`Error::JobNotPausable`] in any other status.
+    async fn pause(&self, id: JobId) -> Result<(), Error>;
+
+    /// Puts a paused job back to what it was.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobNotPaused`].
+    async fn resume(&self, id: JobId) -> Result<(), Error>;
+
+    /// Runs a failed or cancelled job again from nothing: its checkpoints, its result and everything below it are
+    /// deleted, the deduplication windows below included; its own stays. Consumed signals stay consumed.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobNotRequeueable`] in another status, [`Error::CannotRequeueSubJob`] for a
+    /// child, [`Error::DuplicateJob`] if an unfinished job has its unique key.
+    async fn requeue(&self, id: JobId) -> Result<(), Error>;
+
+    /// Deletes one job for good, with all that hangs off it. Its deduplication window is free from here on.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobHasChildren`], [`Error::JobHasPendingParent`].
+    async fn delete(&self, id: JobId) -> Result<(), Error>;
+
+    /// Deletes a job and everything below it for good, whatever they are doing, with all that hangs off them. Their
+    /// deduplication windows are free from here on. Answers how many jobs went.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`], [`Error::JobHasPendingParent`], [`Error::SubtreeTooDeep`].
+    async fn delete_workflow(&self, root: JobId) -> Result<u64, Error>;
+
+    /// Deletes at most `limit` jobs of one queue and status for good, as [`Storage::delete`] would; those that it
+    /// would refuse, or that another transaction has locked, stay. Answers how many went. Repeat until none did:
+    /// parents become deletable once their children are gone.
+    ///
+    /// # Errors
+    /// If the storage failed; nothing is deleted then.
+    async fn purge(&self, queue: &QueueName, status: PurgeStatus, limit: u32) -> Result<u64, Error>;
+
+    /// Hands out no more jobs of a queue, on any worker, until it is resumed. Runs go on. `by` is kept for whoever
+    /// looks.
+    ///
+    /// # Errors
+    /// If the storage failed.
+    async fn pause_queue(&self, queue: &QueueName, by: &str) -> Result<(), Error>;
+
+    /// Hands out jobs of a queue again.
+    ///
+    /// # Errors
+    /// If the storage failed.
+    async fn resume_queue(&self, queue: &QueueName) -> Result<(), Error>;
+
+    /// The paused queues, by name.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn paused_queues(&self) -> Result<Vec<QueueName>, Error>;
+
     /// Completing many jobs in one transaction.
     fn batch_completion(&self) -> Option<&dyn BatchCompletion> {
         None
@@ -121,6 +190,11 @@ pub trait Storage: Send + Sync + 'static {
     /// Whether a completion deletes the job's checkpoints when it is asked to. Default: no.
     fn deletes_checkpoints(&self) -> bool {
         false
+    }
+
+    /// The listing of jobs that failed for good.
+    fn dead_letters(&self) -> Option<&dyn DeadLetterStore> {
+        None
     }
 
     /// Deletion of finished jobs. Without it they stay for ever.
@@ -168,6 +242,22 @@ pub trait BatchCompletion: Send + Sync {
     /// # Errors
     /// If the storage failed; none is completed then.
     async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error>;
+}
+
+/// The capability to list jobs that failed for good. Retention and requeueing take them out of it.
+#[async_trait]
+pub trait DeadLetterStore: Send + Sync {
+    /// The dead letters that match, newest first, at most one page of them.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn list(&self, filter: &DeadLetterFilter) -> Result<Vec<Job>, Error>;
+
+    /// How many match, whatever the page.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    async fn count(&self, filter: &DeadLetterFilter) -> Result<u64, Error>;
 }
 
 /// The capability to delete finished jobs. What it deletes is gone for good.

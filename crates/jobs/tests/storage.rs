@@ -12,6 +12,10 @@ mod rows;
 
 #[path = "storage/claim.rs"]
 mod claim;
+#[path = "storage/control.rs"]
+mod control;
+#[path = "storage/dead_letters.rs"]
+mod dead_letters;
 #[path = "storage/enqueue.rs"]
 mod enqueue;
 #[path = "storage/outcome.rs"]

@@ -76,6 +76,7 @@ create index jobs_live_parent on ebbtide_jobs.jobs (parent_job_id)
 create index jobs_live_root on ebbtide_jobs.jobs (root_job_id)
     where root_job_id is not null and status in ('pending', 'running', 'waiting', 'paused', 'retrying');
 create index jobs_parent on ebbtide_jobs.jobs (parent_job_id) where parent_job_id is not null;
+create index jobs_root on ebbtide_jobs.jobs (root_job_id) where root_job_id is not null;
 create index jobs_tenant on ebbtide_jobs.jobs (tenant) where tenant <> '';
 create index jobs_metadata on ebbtide_jobs.jobs using gin (metadata) where metadata is not null;
 

@@ -65,6 +65,7 @@ create index jobs_live_parent on jobs (parent_job_id)
 create index jobs_live_root on jobs (root_job_id)
     where root_job_id is not null and status in ('pending', 'running', 'waiting', 'paused', 'retrying');
 create index jobs_parent on jobs (parent_job_id) where parent_job_id is not null;
+create index jobs_root on jobs (root_job_id) where root_job_id is not null;
 create index jobs_tenant on jobs (tenant) where tenant <> '';
 
 create table checkpoints (

@@ -118,8 +118,26 @@ macro_rules! old_enough {
     };
 }
 
+/// Whether a job `j` can be deleted by itself: it has no children, waits for none, and no parent waits for it.
+macro_rules! deletable {
+    ($schema:literal) => {
+        concat!(
+            "(select 1 from ",
+            $schema,
+            "jobs c where c.parent_job_id = j.id limit 1) is null and (j.parent_job_id is null or (select 1 from ",
+            $schema,
+            "jobs p where p.id = j.parent_job_id and p.status in ",
+            $crate::storage::fragment::live!(),
+            " limit 1) is null) and not (",
+            $crate::storage::fragment::pending_fan_out!($schema),
+            ")"
+        )
+    };
+}
+
 pub(crate) use {
-    live, live_child, live_descendant, live_window, old_enough, pending_fan_out, protected, terminal, uncollected,
+    deletable, live, live_child, live_descendant, live_window, old_enough, pending_fan_out, protected, terminal,
+    uncollected,
 };
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Jobs in PostgreSQL 15 and newer, in the schema `ebbtide_jobs`.
 
 mod claim;
+mod control;
+mod dead_letters;
 mod enqueue;
 mod migrate;
 mod retention;
@@ -18,13 +20,15 @@ use tokio_postgres::types::Type;
 pub use self::enqueue::enqueue_in;
 pub use self::retention::RETENTION_CHOICE;
 use self::session::{Session, Sql as _};
+use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
+use crate::limits::{QueueName, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
-    WindowedEnqueue,
+    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
+    UniqueLockStore, WindowedEnqueue,
 };
 
 /// How long a caller waits for a connection of the pool before it gets an error.
@@ -145,6 +149,51 @@ impl Storage for PostgresStorage {
 
     async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
         claim::reclaim(&self.session().await?, reclaim).await
+    }
+
+    async fn cancel(&self, id: JobId) -> Result<u64, Error> {
+        control::cancel(&mut self.session().await?, id).await
+    }
+
+    async fn pause(&self, id: JobId) -> Result<(), Error> {
+        control::pause(&mut self.session().await?, id).await
+    }
+
+    async fn resume(&self, id: JobId) -> Result<(), Error> {
+        control::resume(&mut self.session().await?, id).await
+    }
+
+    async fn requeue(&self, id: JobId) -> Result<(), Error> {
+        control::requeue(&mut self.session().await?, id).await
+    }
+
+    async fn delete(&self, id: JobId) -> Result<(), Error> {
+        control::delete(&mut self.session().await?, id).await
+    }
+
+    async fn delete_workflow(&self, root: JobId) -> Result<u64, Error> {
+        control::delete_workflow(&mut self.session().await?, root).await
+    }
+
+    async fn purge(&self, queue: &QueueName, status: PurgeStatus, limit: u32) -> Result<u64, Error> {
+        control::purge(&mut self.session().await?, queue, status, limit).await
+    }
+
+    async fn pause_queue(&self, queue: &QueueName, by: &str) -> Result<(), Error> {
+        check_text("by", by)?;
+        control::set_queue_paused(&self.session().await?, queue, true, by).await
+    }
+
+    async fn resume_queue(&self, queue: &QueueName) -> Result<(), Error> {
+        control::set_queue_paused(&self.session().await?, queue, false, "").await
+    }
+
+    async fn paused_queues(&self) -> Result<Vec<QueueName>, Error> {
+        control::paused_queues(&self.session().await?).await
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetterStore> {
+        Some(self)
     }
 
     fn batch_completion(&self) -> Option<&dyn BatchCompletion> {

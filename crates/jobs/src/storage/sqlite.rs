@@ -1,6 +1,8 @@
 //! Jobs in one SQLite file: times are microseconds since 1970, ids are 16 bytes.
 
 mod claim;
+mod control;
+mod dead_letters;
 mod enqueue;
 mod migrate;
 mod retention;
@@ -16,13 +18,15 @@ use jiff::Timestamp;
 pub use self::enqueue::enqueue_in;
 pub use self::retention::RETENTION_CHOICE;
 use self::threads::{Readers, Writer};
+use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
+use crate::limits::{QueueName, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage, UniqueLockStore,
-    WindowedEnqueue,
+    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
+    UniqueLockStore, WindowedEnqueue,
 };
 
 /// Jobs in a SQLite file. Cheap to clone: clones share the connections.
@@ -108,6 +112,54 @@ impl Storage for SqliteStorage {
     async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
         let reclaim = *reclaim;
         self.writer.run(move |db| claim::reclaim(db, &reclaim)).await
+    }
+
+    async fn cancel(&self, id: JobId) -> Result<u64, Error> {
+        self.writer.run(move |db| control::cancel(db, id)).await
+    }
+
+    async fn pause(&self, id: JobId) -> Result<(), Error> {
+        self.writer.run(move |db| control::pause(db, id)).await
+    }
+
+    async fn resume(&self, id: JobId) -> Result<(), Error> {
+        self.writer.run(move |db| control::resume(db, id)).await
+    }
+
+    async fn requeue(&self, id: JobId) -> Result<(), Error> {
+        self.writer.run(move |db| control::requeue(db, id)).await
+    }
+
+    async fn delete(&self, id: JobId) -> Result<(), Error> {
+        self.writer.run(move |db| control::delete(db, id)).await
+    }
+
+    async fn delete_workflow(&self, root: JobId) -> Result<u64, Error> {
+        self.writer.run(move |db| control::delete_workflow(db, root)).await
+    }
+
+    async fn purge(&self, queue: &QueueName, status: PurgeStatus, limit: u32) -> Result<u64, Error> {
+        let queue = queue.clone();
+        self.writer.run(move |db| control::purge(db, &queue, status, limit)).await
+    }
+
+    async fn pause_queue(&self, queue: &QueueName, by: &str) -> Result<(), Error> {
+        check_text("by", by)?;
+        let (queue, by) = (queue.clone(), by.to_owned());
+        self.writer.run(move |db| control::set_queue_paused(db, &queue, true, &by)).await
+    }
+
+    async fn resume_queue(&self, queue: &QueueName) -> Result<(), Error> {
+        let queue = queue.clone();
+        self.writer.run(move |db| control::set_queue_paused(db, &queue, false, "")).await
+    }
+
+    async fn paused_queues(&self) -> Result<Vec<QueueName>, Error> {
+        self.readers.run(control::paused_queues).await
+    }
+
+    fn dead_letters(&self) -> Option<&dyn DeadLetterStore> {
+        Some(self)
     }
 
     fn batch_completion(&self) -> Option<&dyn BatchCompletion> {

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use ebbtide_jobs::retention::{RetentionSweeper, Ticker, UniqueLockSweeper, run_once};
 use ebbtide_jobs::{
     Claim, ClaimRequest, Completion, DeadLetterReason, Enqueued, Error, Failure, Forwarding, Job, JobId, JobStatus,
-    Migrated, NewJob, Reclaim, Reclaimed, Retention, RetentionStore, SignalRetentionStore, Storage, TerminalStatus,
-    UniqueLockStore, UniqueLockSweep,
+    Migrated, NewJob, PurgeStatus, QueueName, Reclaim, Reclaimed, Retention, RetentionStore, SignalRetentionStore,
+    Storage, TerminalStatus, UniqueLockStore, UniqueLockSweep,
 };
 use jiff::Timestamp;
 use tokio::sync::mpsc;
@@ -153,6 +153,36 @@ impl Storage for Partial {
     }
     async fn reclaim(&self, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {
         self.all.reclaim(reclaim).await
+    }
+    async fn cancel(&self, id: JobId) -> Result<u64, Error> {
+        self.all.cancel(id).await
+    }
+    async fn pause(&self, id: JobId) -> Result<(), Error> {
+        self.all.pause(id).await
+    }
+    async fn resume(&self, id: JobId) -> Result<(), Error> {
+        self.all.resume(id).await
+    }
+    async fn requeue(&self, id: JobId) -> Result<(), Error> {
+        self.all.requeue(id).await
+    }
+    async fn delete(&self, id: JobId) -> Result<(), Error> {
+        self.all.delete(id).await
+    }
+    async fn delete_workflow(&self, root: JobId) -> Result<u64, Error> {
+        self.all.delete_workflow(root).await
+    }
+    async fn purge(&self, queue: &QueueName, status: PurgeStatus, limit: u32) -> Result<u64, Error> {
+        self.all.purge(queue, status, limit).await
+    }
+    async fn pause_queue(&self, queue: &QueueName, by: &str) -> Result<(), Error> {
+        self.all.pause_queue(queue, by).await
+    }
+    async fn resume_queue(&self, queue: &QueueName) -> Result<(), Error> {
+        self.all.resume_queue(queue).await
+    }
+    async fn paused_queues(&self) -> Result<Vec<QueueName>, Error> {
+        self.all.paused_queues().await
     }
     fn deletes_checkpoints(&self) -> bool {
         self.deletes_checkpoints

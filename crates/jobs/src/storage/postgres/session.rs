@@ -95,6 +95,10 @@ pub(super) fn error(error: tokio_postgres::Error) -> Error {
     if error.code().is_some_and(|code| lost.contains(code)) {
         return Error::Busy(Box::new(error));
     }
+    // A job took the unique key between a look and a write: the next look names it.
+    if error.as_db_error().is_some_and(|error| error.constraint() == Some("jobs_unique_live")) {
+        return Error::Busy(Box::new(error));
+    }
     Error::storage(error)
 }
 

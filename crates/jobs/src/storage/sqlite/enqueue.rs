@@ -52,7 +52,7 @@ pub(super) fn enqueue_batch(db: &Connection, jobs: &[NewJob]) -> Result<Vec<Enqu
     each.collect()
 }
 
-fn holder_of_key(db: &Connection, key: &str) -> Result<Option<JobId>, Error> {
+pub(super) fn holder_of_key(db: &Connection, key: &str) -> Result<Option<JobId>, Error> {
     if key.is_empty() {
         return Ok(None);
     }

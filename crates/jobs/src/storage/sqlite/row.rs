@@ -23,6 +23,8 @@ macro_rules! columns {
     };
 }
 
+pub(super) use columns;
+
 /// The clock that judges every age: SQLite's own, in microseconds of which it fills the milliseconds.
 pub(super) fn now(db: &Connection) -> Result<i64, Error> {
     let mut query =
