@@ -11,7 +11,11 @@ use crate::config::Log;
 /// # Errors
 /// If the filter cannot be read, or there is a log already.
 pub fn init(settings: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::builder().parse(&settings.filter)?;
+    let mut filter = EnvFilter::builder().parse(&settings.filter)?;
+    if !settings.filter.contains("tokio_postgres") {
+        // The driver passes on every NOTICE, and `if not exists` gives one each.
+        filter = filter.add_directive("tokio_postgres=warn".parse()?);
+    }
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if settings.json {
         log.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()

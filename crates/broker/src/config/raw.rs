@@ -2,6 +2,12 @@
 
 use super::setting::{Choice, Flag, Given, Hidden, Inert, Int, Kind, Port, Real, Row, Text};
 
+/// What `--help` says: the meaning, what is accepted, and the default.
+fn help_line(help: &str, kind: &impl Kind) -> String {
+    let (help, accepts, default) = (help.trim(), kind.accepts(), kind.default_text());
+    if default.is_empty() { format!("{help} [{accepts}]") } else { format!("{help} [{accepts}; default {default}]") }
+}
+
 /// Declares a group of settings: the flags that clap reads, the same fields as [`Given`] values, and the rows
 /// of the documentation. One field, one place.
 macro_rules! settings {
@@ -16,7 +22,7 @@ macro_rules! settings {
             $(
                 #[arg(
                     long, env = $variable, hide_env_values = true, allow_hyphen_values = true,
-                    help = concat!($($help),+).trim(), value_name = <$kind as Kind>::VALUE_NAME, help_heading = $title
+                    help = help_line(concat!($($help),+), &$kind $rule), value_name = <$kind as Kind>::VALUE_NAME, help_heading = $title
                 )]
                 pub $field: Option<String>,
             )+
