@@ -11,6 +11,6 @@ done < <(env)
 step() { printf '\n== %s\n' "$*" >&2; "$@"; }
 step scripts/setup.sh --tests
 step cargo fmt --all --check
-step cargo clippy --workspace --all-targets --locked -- -D warnings
-RUSTDOCFLAGS='-D warnings' step cargo doc --workspace --no-deps --locked
+step cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+RUSTDOCFLAGS='-D warnings' step cargo doc --workspace --all-features --no-deps --locked
 step scripts/with-postgres.sh scripts/run-tests.sh
