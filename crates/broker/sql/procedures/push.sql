@@ -98,8 +98,8 @@ $$;
 
 -- Appends one segment to each of many partitions: one transaction, all or (but for duplicates) nothing.
 --
--- Lock:   the partition rows, ascending by id, in one statement. With p_lock_ms no lock of this
---         transaction is waited for any longer than that.
+-- Lock:   the partition rows, ascending by id, in one statement, and not their keys: a foreign key that
+--         is checked meanwhile does not wait. With p_lock_ms no lock is waited for any longer than that.
 -- Result: one row of arrays in input order. o_bases is NULL for an element of which some hash is stored
 --         already: none of it is written, and o_dup_* say which (element from 1, message from 0, offset).
 -- Why:    p_verified and p_windows say what the caller's index holds: within p_windows seconds, every hash
@@ -120,16 +120,16 @@ declare
     v_starts   bigint[];
     v_probe    boolean;
     v_valid    boolean;
-    v_newest   timestamptz;
+    v_written  timestamptz[];
 begin
     if p_lock_ms is not null then
         perform set_config('lock_timeout', p_lock_ms::text, true);
     end if;
-    select array_agg(l.last_offset + 1), array_agg(l.dedup_window_seconds), max(l.last_write_at),
+    select array_agg(l.last_offset + 1), array_agg(l.dedup_window_seconds), array_agg(l.last_write_at),
            array_agg(l.verified), array_agg(l.txns_start),
            bool_or(l.dedup_window_seconds > 0 and greatest(l.verified, l.txns_start - 1) < l.last_offset),
            bool_and(l.n > 0 and octet_length(l.hashes) = 16 * l.n)
-    into o_bases, o_windows, v_newest, v_verified, v_starts, v_probe, v_valid
+    into o_bases, o_windows, v_written, v_verified, v_starts, v_probe, v_valid
     from (
         select k.* from (
             select i.ord, i.n, i.hashes, p.last_offset, p.txns_start, p.last_write_at, q.dedup_window_seconds,
@@ -139,7 +139,7 @@ begin
             join queen.log_partitions p on p.id = i.pid
             join queen.queues q on q.id = p.queue_id
             order by p.id
-            for update of p
+            for no key update of p
         ) k
         order by k.ord
     ) l;
@@ -150,8 +150,7 @@ begin
     if v_valid is not true then
         raise exception 'QPUSH bad segment: its hashes are not 16 bytes a message' using errcode = '22023';
     end if;
-    -- A clock that was set back must not stamp new rows older than those before them.
-    o_created_at := greatest(clock_timestamp(), v_newest);
+    o_created_at := clock_timestamp();
 
     if v_probe then
         select array_agg(e.ord::int order by e.ord, d.idx), array_agg(d.idx order by e.ord, d.idx),
@@ -169,13 +168,14 @@ begin
         end if;
     end if;
 
+    -- A clock that was set back must not stamp new rows older than those before them.
     insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
-    select e.pid, e.base, e.base + e.n - 1, o_created_at, e.blob
-    from unnest(p_pids, o_bases, p_counts, p_blobs) e (pid, base, n, blob)
+    select e.pid, e.base, e.base + e.n - 1, greatest(o_created_at, e.written), e.blob
+    from unnest(p_pids, o_bases, p_counts, p_blobs, v_written) e (pid, base, n, blob, written)
     where e.base is not null;
     insert into queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
-    select e.pid, e.base, e.base + e.n - 1, o_created_at, e.hashes
-    from unnest(p_pids, o_bases, p_counts, p_hashes) e (pid, base, n, hashes)
+    select e.pid, e.base, e.base + e.n - 1, greatest(o_created_at, e.written), e.hashes
+    from unnest(p_pids, o_bases, p_counts, p_hashes, v_written) e (pid, base, n, hashes, written)
     where e.base is not null;
     update queen.log_partitions p
     set last_offset = e.base + e.n - 1,
@@ -240,7 +240,7 @@ begin
         select p.last_offset, p.txns_start, p.last_write_at into v_last, v_txns_start, v_newest
         from queen.log_partitions p
         where p.id = v_pid
-        for update;
+        for no key update;
         v_stamp := greatest(clock_timestamp(), v_newest);
         select jsonb_agg(jsonb_build_object('i', d.idx, 'off', d.off) order by d.idx) into v_dups
         from queen.log_push_dups_v1(
@@ -297,7 +297,7 @@ begin
             using errcode = 'QN001';
     end if;
     if (select count(distinct k) from unnest(v_pids) k) < v_n then
-        perform from queen.log_partitions p where p.id = any (v_pids) order by p.id for update;
+        perform from queen.log_partitions p where p.id = any (v_pids) order by p.id for no key update;
         v_answer := '[]';
         for v_i in 1 .. v_n loop
             v_answer := v_answer || queen.log_push_one_v1(
@@ -307,7 +307,7 @@ begin
         return v_answer;
     end if;
     select jsonb_agg(queen.log_push_answer_v1(
-               e.pid, e.base, b.o_created_at, (
+               e.pid, e.base, greatest(b.o_created_at, p.last_write_at), (
                    select jsonb_agg(jsonb_build_object('i', d.i, 'off', d.off) order by d.i)
                    from unnest(b.o_dup_elements, b.o_dup_indexes, b.o_dup_offsets) d (element, i, off)
                    where d.element = e.ord)
@@ -315,7 +315,8 @@ begin
     into v_answer
     from queen.log_push_batch_v1(
              v_pids, p_counts, p_hashes, p_blobs, p_verified, array_fill(2147483647, array[v_n])) b
-    cross join lateral unnest(v_pids, b.o_bases) with ordinality e (pid, base, ord);
+    cross join lateral unnest(v_pids, b.o_bases) with ordinality e (pid, base, ord)
+    join queen.log_partitions p on p.id = e.pid;
     return v_answer;
 end
 $$;

@@ -2,7 +2,7 @@
 
 -- Locks the partitions that a transaction pushes to and those where it may file a dead letter.
 --
--- Lock:   ascending by id, for update where it pushes and for key share elsewhere.
+-- Lock:   ascending by id, for no key update where it pushes and for key share elsewhere.
 -- Result: nothing. A partition that is missing is found missing by whoever needs it.
 -- Why:    both kinds must be taken in one order. Two statements, one for each kind, deadlock with a push that
 --         holds a partition of the second kind and waits for one of the first.
@@ -25,7 +25,7 @@ begin
         group by l.id order by l.id
     loop
         if v_lane.is_pushed then
-            perform from queen.log_partitions where id = v_lane.id for update;
+            perform from queen.log_partitions where id = v_lane.id for no key update;
         else
             perform from queen.log_partitions where id = v_lane.id for key share;
         end if;
