@@ -12,6 +12,7 @@ mod params;
 mod path;
 mod pop;
 mod push;
+mod retry;
 mod traces;
 mod transaction;
 

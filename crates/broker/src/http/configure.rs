@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::App;
 use super::body::RawBody;
 use super::path::Segments;
+use super::retry::retried;
 use crate::db::configure::{configure_queue_v1, delete_queue_v1};
 use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
@@ -94,11 +95,7 @@ fn text<'a>(body: &'a Map<String, Value>, field: &'static str) -> Result<Option<
 async fn delete_queue(State(app): State<Arc<App>>, Segments(queue): Segments<String>) -> Result<Json<Value>, Error> {
     let queue = checked_name("queue", &queue)?;
     let conn = app.db.conn().await?;
-    let result = match delete_queue_v1(&conn, queue, DEFAULT_TENANT).await {
-        // Once more: whoever won the race has ended by now.
-        Err(error) if error.is_retryable() => delete_queue_v1(&conn, queue, DEFAULT_TENANT).await,
-        result => result,
-    }?;
+    let result = retried(|| delete_queue_v1(&conn, queue, DEFAULT_TENANT)).await?;
     let message =
         if result.existed { "the queue and all that was in it are deleted" } else { "there is no such queue" };
     Ok(Json(json!({

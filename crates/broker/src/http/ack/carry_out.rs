@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use tracing::debug;
-
 use super::Reply;
 use super::element::{Element, default_reason, storable};
 use crate::db::Conn;
@@ -12,14 +10,13 @@ use crate::db::ack::{Acked, Batch, Status, Target, log_ack_by_hash_multi_v1};
 use crate::db::dead_letters::{Letter, log_dlq_head_multi_v1};
 use crate::error::Error;
 use crate::http::dead_letters::snapshot::{self, Condemned};
+use crate::http::retry::retried;
 use crate::http::{App, metrics};
 
 /// Acknowledgements in one call, unless a single batch has more: it is never split.
 const ELEMENTS_MAX: usize = 20_000;
 /// Dead letters in one call.
 const LETTERS_MAX: usize = 64;
-/// Tries for a call that lost a race, the first included.
-const TRIES_MAX: usize = 5;
 const NOT_WRITTEN: &str = "ack flush failed; lease will expire and redeliver";
 
 /// The elements of one partition, group and lease.
@@ -84,18 +81,11 @@ fn next_part(bundles: &[Bundle<'_>], start: usize) -> Range<usize> {
 /// Every element of `part` has its answer afterwards, also after a failure.
 async fn flush(app: &App, conn: &Conn, part: &[Bundle<'_>], replies: &mut [Reply]) -> Result<(), Error> {
     let batches: Vec<(&Target, &Batch)> = part.iter().map(|bundle| (bundle.target, &bundle.batch)).collect();
-    let mut tries = 1;
-    let acked = loop {
-        match log_ack_by_hash_multi_v1(conn, &batches).await {
-            Ok(acked) => break acked,
-            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
-                debug!(target: "http", %error, tries, "acknowledging again");
-                tries += 1;
-            }
-            Err(error) => {
-                part.iter().for_each(|bundle| bundle.fail(replies));
-                return Err(error);
-            }
+    let acked = match retried(|| log_ack_by_hash_multi_v1(conn, &batches)).await {
+        Ok(acked) => acked,
+        Err(error) => {
+            part.iter().for_each(|bundle| bundle.fail(replies));
+            return Err(error);
         }
     };
     let mut condemned = Vec::new();
@@ -121,13 +111,7 @@ async fn file(app: &App, conn: &Conn, part: &[(&Bundle<'_>, &Acked)], replies: &
     let condemned: Vec<Condemned> = part.iter().map(|(bundle, acked)| bundle.condemned(acked)).collect();
     let letters = snapshot::letters(conn, &condemned).await?;
     let filing: Vec<(&Target, &Letter)> = part.iter().map(|(bundle, _)| bundle.target).zip(&letters).collect();
-    let mut tries = 1;
-    let filed = loop {
-        match log_dlq_head_multi_v1(conn, &filing).await {
-            Err(error) if error.is_retryable() && tries < TRIES_MAX => tries += 1,
-            result => break result?,
-        }
-    };
+    let filed = retried(|| log_dlq_head_multi_v1(conn, &filing)).await?;
     for ((bundle, acked), filed) in part.iter().zip(&filed) {
         if filed.success {
             bundle.answer(&Acked { lease_released: true, ..(*acked).clone() }, replies);

@@ -8,14 +8,12 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::super::App;
+use super::super::retry::retried;
 use super::command::{Pop, Source};
 use crate::db::Conn;
 use crate::db::lease::{Holding, log_release_lease_v1};
 use crate::db::pop::{Delivery, log_pop_discover_v1, log_pop_partition_v1, log_pop_queue_v1};
 use crate::error::Error;
-
-/// Times that a claim that lost a race is tried.
-const TRIES: usize = 3;
 
 /// What a claim delivers. Until [`Leased::delivered`] is called, dropping it releases the lease.
 pub(super) struct Leased {
@@ -105,13 +103,7 @@ pub(super) async fn claim(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Leased, Erro
 
 async fn run(conn: &Conn, pop: &Pop) -> Result<Vec<Delivery>, Error> {
     let started = Instant::now();
-    let mut result = once(conn, pop).await;
-    for _ in 1..TRIES {
-        if !result.as_ref().is_err_and(Error::is_retryable) {
-            break;
-        }
-        result = once(conn, pop).await;
-    }
+    let result = retried(|| once(conn, pop)).await;
     histogram!("ebbtide_pop_claim_seconds").record(started.elapsed().as_secs_f64());
     result
 }
