@@ -3,12 +3,14 @@
 pub mod ack;
 pub mod bench;
 pub mod configure;
+pub mod consumer_groups;
 pub mod dead_letters;
 pub mod lease;
 pub mod metrics;
 pub mod migrate;
 pub mod pop;
 pub mod push;
+pub mod resources;
 pub mod retention;
 mod tls;
 pub mod traces;

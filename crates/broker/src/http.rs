@@ -3,8 +3,10 @@
 mod ack;
 mod body;
 mod configure;
+mod consumer_groups;
 mod dead_letters;
 mod health;
+mod instant;
 mod lease;
 mod message;
 mod metrics;
@@ -12,6 +14,7 @@ mod params;
 mod path;
 mod pop;
 mod push;
+mod resources;
 mod retry;
 mod traces;
 mod transaction;
@@ -117,6 +120,8 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(transaction::routes())
         .merge(dead_letters::routes())
         .merge(traces::routes())
+        .merge(consumer_groups::routes())
+        .merge(resources::routes())
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
         .route_layer(axum::middleware::from_fn_with_state(app.clone(), metrics::measure))

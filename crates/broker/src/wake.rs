@@ -103,6 +103,25 @@ impl Wake {
         }
     }
 
+    /// Cursors of `group` in `queue` were set elsewhere or deleted: as many parked pops of that group as
+    /// `partitions` look again.
+    pub fn moved(&self, queue: &str, group: &str, partitions: usize) {
+        self.shared.outbox.add(queue);
+        if self.parked() == 0 {
+            return;
+        }
+        let mut lines = self.lines();
+        if let Some(lines) = lines.queues.get_mut(queue) {
+            wake_line(lines.any.get_mut(group), partitions);
+            for groups in lines.partitions.values_mut() {
+                wake_line(groups.get_mut(group), 1);
+            }
+        }
+        for groups in lines.discovery.values_mut() {
+            wake_line(groups.get_mut(group), partitions);
+        }
+    }
+
     /// Another server pushed to `partitions` partitions of `queue`; it does not say which.
     fn pushed_elsewhere(&self, queue: &str, partitions: usize) {
         let mut lines = self.lines();

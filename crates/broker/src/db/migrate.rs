@@ -59,6 +59,8 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "cleanup.sql",
     "metrics.sql",
     "traces.sql",
+    "consumer_groups.sql",
+    "resources.sql",
 );
 
 /// What an install did.

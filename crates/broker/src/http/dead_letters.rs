@@ -7,14 +7,12 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
-use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::App;
+use super::instant::instant;
 use super::params::Params;
 use crate::db::dead_letters::{Filter, Listed, log_dlq_list_v1};
 use crate::error::Error;
@@ -65,8 +63,8 @@ async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>,
         queue: storable("queue", params.text("queue"))?,
         group: storable("consumerGroup", params.text("consumerGroup"))?,
         partition: storable("partition", params.text("partition"))?,
-        from: instant("from", params.text("from"))?,
-        to: instant("to", params.text("to"))?,
+        from: params.text("from").map(|text| instant("from", text)).transpose()?,
+        to: params.text("to").map(|text| instant("to", text)).transpose()?,
     };
     let limit = params.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
     let offset = params.integer("offset", 0..=OFFSET_MAX)?.unwrap_or(0);
@@ -83,18 +81,6 @@ fn storable<'a>(field: &'static str, text: Option<&'a str>) -> Result<Option<&'a
         Some(text) if text.contains('\0') => Err(Error::invalid(field, "must not contain U+0000")),
         text => Ok(text),
     }
-}
-
-/// A time without a zone is UTC.
-fn instant(field: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, Error> {
-    text.map(|text| {
-        // In a query string an unescaped plus sign arrives as a space.
-        let zoned = text.parse().or_else(|_| text.replace(' ', "+").parse());
-        let utc =
-            || text.parse::<DateTime>().and_then(|time| time.to_zoned(TimeZone::UTC)).map(|time| time.timestamp());
-        zoned.or_else(|_| utc()).map_err(|_| Error::invalid(field, "must be an ISO 8601 time"))
-    })
-    .transpose()
 }
 
 impl From<Listed> for Message {

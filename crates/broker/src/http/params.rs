@@ -4,8 +4,13 @@ use std::ops::RangeInclusive;
 
 use axum::extract::{FromRequestParts, RawQuery};
 use axum::http::request::Parts;
+use serde::Serialize;
 
 use crate::error::Error;
+use crate::id::checked_name;
+
+/// Rows of a list that does not say how many, and the most that one may ask for.
+const LIMIT_MAX: i64 = 10_000;
 
 /// The query string. A parameter given twice counts once, the last time.
 pub(super) struct Params(Vec<(String, String)>);
@@ -19,6 +24,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
             .map(Self)
             .map_err(|error| Error::invalid("query", error.to_string()))
     }
+}
+
+/// Which rows of a list to answer.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Slice {
+    pub(super) limit: i32,
+    pub(super) offset: i32,
 }
 
 impl Params {
@@ -52,5 +64,25 @@ impl Params {
                 Err(Error::invalid(name, format!("must be a whole number from {low} to {high}")))
             }
         }
+    }
+
+    /// The text of `name`, which a queue, partition or group must be able to have.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the parameter.
+    pub(super) fn name(&self, name: &'static str) -> Result<Option<&str>, Error> {
+        self.text(name).map(|text| checked_name(name, text)).transpose()
+    }
+
+    /// `limit` and `offset` of a list.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the parameter and its range.
+    pub(super) fn slice(&self) -> Result<Slice, Error> {
+        let within = |number: i64| i32::try_from(number).expect("the range was checked");
+        Ok(Slice {
+            limit: within(self.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_MAX)),
+            offset: within(self.integer("offset", 0..=i64::from(i32::MAX))?.unwrap_or(0)),
+        })
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod lane;
 pub mod log;
+pub mod names;
 pub mod partition;
 pub mod random;
 pub mod server;

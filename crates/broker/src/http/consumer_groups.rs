@@ -1,0 +1,125 @@
+//! Administration of consumer groups: lists with lag, seek, delete, another start time.
+
+mod listing;
+mod seek;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use serde_json::{Map, Value, json};
+
+use super::App;
+use super::body::RawBody;
+use super::instant::instant;
+use super::params::Params;
+use super::path::Segments;
+use super::retry::retried;
+use crate::db::consumer_groups::{log_group_delete_step_v1, log_group_resubscribe_v1, log_group_unsubscribe_v1};
+use crate::db::resources::queue_id;
+use crate::error::Error;
+use crate::id::{DEFAULT_TENANT, QueueId, checked_name};
+
+/// Partitions of one step of a delete: one transaction, and what a caller may have to wait for.
+const DELETE_ROWS_MAX: i32 = 1000;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/api/v1/consumer-groups", get(listing::list))
+        // Wins over a group of that name, but only where a group is read.
+        .route("/api/v1/consumer-groups/lagging", get(listing::lagging).delete(delete_lagging))
+        .route("/api/v1/consumer-groups/{group}", get(listing::one).delete(delete_group))
+        .route("/api/v1/consumer-groups/{group}/queues/{queue}", delete(delete_in_queue))
+        .route("/api/v1/consumer-groups/{group}/subscription", post(resubscribe))
+        .route("/api/v1/consumer-groups/{group}/queues/{queue}/seek", post(seek::in_queue))
+        .route("/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek", post(seek::in_partition))
+}
+
+/// The name of a group that is called as the list is.
+async fn delete_lagging(state: State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
+    delete_group(state, Segments("lagging".to_owned()), params).await
+}
+
+async fn delete_group(
+    State(app): State<Arc<App>>, Segments(group): Segments<String>, params: Params,
+) -> Result<Json<Value>, Error> {
+    let group = checked_name("consumerGroup", &group)?;
+    let deleted = delete_all(&app, group, None, deletes_metadata(&params)?).await?;
+    Ok(Json(json!({
+        "success": true,
+        "consumerGroup": group,
+        "deletedPartitions": deleted.cursors,
+        "metadataDeleted": 0 < deleted.subscriptions,
+    })))
+}
+
+/// Nothing is to be deleted from a queue that does not exist.
+async fn delete_in_queue(
+    State(app): State<Arc<App>>, Segments((group, queue)): Segments<(String, String)>, params: Params,
+) -> Result<Json<Value>, Error> {
+    let group = checked_name("consumerGroup", &group)?;
+    let queue = checked_name("queue", &queue)?;
+    let with_metadata = deletes_metadata(&params)?;
+    let id = queue_id(&app.db.conn().await?, queue, DEFAULT_TENANT).await?;
+    let deleted = match id {
+        Some(id) => delete_all(&app, group, Some(id), with_metadata).await?,
+        None => Deleted::default(),
+    };
+    Ok(Json(json!({
+        "success": true,
+        "consumerGroup": group,
+        "queueName": queue,
+        "deletedPartitions": deleted.cursors,
+        "metadataDeleted": 0 < deleted.subscriptions,
+    })))
+}
+
+fn deletes_metadata(params: &Params) -> Result<bool, Error> {
+    Ok(params.text("deleteMetadata").is_none() || params.flag("deleteMetadata")?)
+}
+
+#[derive(Default)]
+struct Deleted {
+    subscriptions: i64,
+    cursors: i64,
+}
+
+/// Subscriptions first: a pop that comes meanwhile makes a new one, and what it finds is as at any first contact.
+async fn delete_all(app: &App, group: &str, queue_id: Option<QueueId>, with_metadata: bool) -> Result<Deleted, Error> {
+    let mut deleted = Deleted::default();
+    if with_metadata {
+        let conn = app.db.conn().await?;
+        deleted.subscriptions = log_group_unsubscribe_v1(&conn, group, queue_id, DEFAULT_TENANT).await?;
+    }
+    let mut after = None;
+    loop {
+        let conn = app.db.conn().await?;
+        let from = after.as_deref();
+        let step =
+            retried(|| log_group_delete_step_v1(&conn, group, queue_id, from, DELETE_ROWS_MAX, DEFAULT_TENANT)).await?;
+        deleted.cursors += step.deleted;
+        for queue in &step.queues {
+            app.wake.moved(queue, group, step.deleted.unsigned_abs().try_into().unwrap_or(usize::MAX));
+        }
+        if step.done {
+            return Ok(deleted);
+        }
+        after = step.last;
+    }
+}
+
+async fn resubscribe(
+    State(app): State<Arc<App>>, Segments(group): Segments<String>, body: RawBody,
+) -> Result<Json<Value>, Error> {
+    let group = checked_name("consumerGroup", &group)?;
+    let body: Map<String, Value> = if body.0.is_empty() { Map::new() } else { body.json()? };
+    let text = match body.get("subscriptionTimestamp") {
+        None | Some(Value::Null) => return Err(Error::Missing("subscriptionTimestamp")),
+        Some(Value::String(text)) => text,
+        Some(_) => return Err(Error::invalid("subscriptionTimestamp", "must be an ISO 8601 time")),
+    };
+    let from = instant("subscriptionTimestamp", text)?;
+    let updated = log_group_resubscribe_v1(&app.db.conn().await?, group, from, DEFAULT_TENANT).await?;
+    Ok(Json(json!({"success": true, "consumerGroup": group, "newTimestamp": text, "rowsUpdated": updated})))
+}
