@@ -369,6 +369,18 @@ mod tests {
     }
 
     #[test]
+    fn moved_cursors_wake_as_many_of_their_group_as_there_are_partitions() {
+        let wake = Wake::new();
+        let only = Interest::Partition { queue: "q".to_owned(), partition: "p".to_owned() };
+        let mut waiters = [queue("q"), queue("q"), queue("q"), only].map(|what| wake.wait(what, "g").expect("room"));
+        let mut others =
+            [(queue("q"), "another"), (queue("r"), "g")].map(|(what, group)| wake.wait(what, group).expect("room"));
+        wake.moved("q", "g", 2);
+        assert_eq!(waiters.each_mut().map(is_woken), [true, true, false, true]);
+        assert_eq!(others.each_mut().map(is_woken), [false, false]);
+    }
+
+    #[test]
     fn parking_is_bounded() {
         let wake = Wake::new();
         let all: Vec<Waiter> = (0..PARKED_MAX).map(|_| wake.wait(queue("q"), "g").expect("room")).collect();
