@@ -3,6 +3,8 @@
 #[path = "consumer_groups/seek.rs"]
 mod seek;
 mod support;
+#[path = "consumer_groups/together.rs"]
+mod together;
 
 use serde_json::{Value, json};
 use support::Broker;
