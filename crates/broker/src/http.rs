@@ -27,7 +27,9 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::error;
@@ -143,6 +145,11 @@ pub async fn serve(
         // A parked pop would otherwise hold the stop up until its time is over.
         wake.close();
     };
+    let upkeep = CancellationToken::new();
+    tokio::spawn(metrics::keep_up(upkeep.clone()));
+    let _ends_with_the_server = upkeep.drop_guard();
+    // Answers are written whole; waiting for more to send would only delay them.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     let service = tower::util::MapRequestLayer::new(one_leading_slash).layer(router(app));
     axum::serve(listener, axum::ServiceExt::<Request>::into_make_service(service)).with_graceful_shutdown(stop).await
 }

@@ -1,15 +1,21 @@
 //! Prometheus text, and the counting of requests.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::get;
-use metrics::{counter, histogram};
+use ebbtide_sweep::run_every;
+use metrics::{Counter, Histogram, counter, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::App;
@@ -19,6 +25,8 @@ use crate::telemetry;
 /// Upper bounds in seconds, from a fast hit to a long poll that ran out.
 const SECONDS_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 
@@ -43,11 +51,16 @@ async fn render() -> String {
     handle.render()
 }
 
+/// Folds what was recorded into its buckets, now and then. Between two folds each sample is kept.
+pub(super) async fn keep_up(stop: CancellationToken) {
+    let handle = RECORDER.get().expect("installed with the state");
+    run_every(UPKEEP_INTERVAL, &stop, async |_| handle.run_upkeep()).await;
+}
+
 /// Counts each request and its time by route, method and status.
 pub(super) async fn measure(State(app): State<Arc<App>>, path: MatchedPath, request: Request, next: Next) -> Response {
-    let method = request.method().as_str().to_owned();
-    let route = path.as_str().to_owned();
-    if let Some(kind) = kind(&route) {
+    let method = request.method().clone();
+    if let Some(kind) = kind(path.as_str()) {
         app.telemetry.requested(kind);
     }
     let started = Instant::now();
@@ -55,11 +68,37 @@ pub(super) async fn measure(State(app): State<Arc<App>>, path: MatchedPath, requ
     if response.status().is_server_error() {
         app.telemetry.failed();
     }
-    let status = response.status().as_u16().to_string();
-    histogram!("ebbtide_http_request_seconds", "route" => route.clone(), "method" => method.clone())
-        .record(started.elapsed().as_secs_f64());
-    counter!("ebbtide_http_requests_total", "route" => route, "method" => method, "status" => status).increment(1);
+    let seconds = started.elapsed().as_secs_f64();
+    METERS.with_borrow_mut(|meters| meters.count(path.as_str(), &method, response.status(), seconds));
     response
+}
+
+thread_local! {
+    static METERS: RefCell<Meters> = RefCell::default();
+}
+
+/// The meters this thread has used. Finding one in the recorder by its labels costs more than counting.
+#[derive(Default)]
+struct Meters(HashMap<String, Vec<(Method, StatusCode, Counter, Histogram)>>);
+
+impl Meters {
+    fn count(&mut self, route: &str, method: &Method, status: StatusCode, seconds: f64) {
+        if !self.0.contains_key(route) {
+            self.0.insert(route.to_owned(), Vec::new());
+        }
+        let meters = self.0.get_mut(route).expect("made above");
+        let known = meters.iter().position(|(m, s, ..)| m == method && *s == status);
+        let at = known.unwrap_or_else(|| {
+            let (path, verb, code) = (route.to_owned(), method.to_string(), status.as_str().to_owned());
+            let times = histogram!("ebbtide_http_request_seconds", "route" => path.clone(), "method" => verb.clone());
+            let requests = counter!("ebbtide_http_requests_total", "route" => path, "method" => verb, "status" => code);
+            meters.push((method.clone(), status, requests, times));
+            meters.len() - 1
+        });
+        let (_, _, requests, times) = &meters[at];
+        requests.increment(1);
+        times.record(seconds);
+    }
 }
 
 fn kind(route: &str) -> Option<telemetry::Request> {
