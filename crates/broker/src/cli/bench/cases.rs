@@ -19,6 +19,8 @@ const BLOBS_MAX: i64 = 400;
 const MESSAGES_MAX: u64 = 400_000_000;
 /// Pops after which preparing a queue is given up.
 const SKIPS_MAX: usize = 1000;
+/// How long filling the index may take.
+const FILL_LENGTH_MAX: Duration = Duration::from_secs(1800);
 /// How long one session inserts alone, to learn what a commit takes when nothing else goes on.
 const ALONE_LENGTH: Duration = Duration::from_secs(3);
 const MEMORY_REACH_MIB: f64 = 160.0;
@@ -321,7 +323,15 @@ impl Run<'_> {
         let fill = self.load(self.options.producers, 1000);
         self.prime(&fill).await?;
         let fill_max = u64::from(self.options.fill_messages);
-        push(&Load { messages_max: fill_max, length: Duration::from_secs(3600), ..fill }).await?;
+        push(&Load { messages_max: fill_max, length: FILL_LENGTH_MAX, ..fill.clone() }).await?;
+        // The partitions that filled it: not all of them are in the index any more.
+        db::settle(&self.client).await?;
+        let seed = super::body::mix(fill.seed);
+        let same = push(&Load { batch: self.options.batch as usize, seed, ..fill }).await?;
+        case.record("pushed to the partitions that filled it", "msg/s", same.rate());
+        case.record("request p99 there", "ms", same.quantile_ms(0.99));
+        self.note_memory();
+        // New partitions, for which others are forgotten.
         let load = self.load(self.options.producers, self.options.batch);
         self.prime(&load).await?;
         db::settle(&self.client).await?;
