@@ -18,6 +18,9 @@ pub enum Error {
     /// What the request names does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// What the request names is in a state that does not allow it.
+    #[error("{0}")]
+    Conflict(String),
     /// The request is larger than a limit.
     #[error("{0}")]
     TooLarge(String),
@@ -79,6 +82,7 @@ impl Error {
         match self {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,
@@ -102,7 +106,7 @@ impl Error {
 
 /// The engine's own codes: raised by functions in `queen`, matched here and nowhere else.
 pub mod code {
-    /// A partition vanished between its resolution and its lock.
+    /// A partition or a dead letter vanished between its resolution and its lock.
     pub const PARTITION_VANISHED: &str = "QN001";
     /// An acknowledgement inside a transaction was refused.
     pub const ACK_REJECTED: &str = "QN002";

@@ -9,6 +9,7 @@ mod health;
 mod instant;
 mod lease;
 mod message;
+mod messages;
 mod metrics;
 mod params;
 mod path;
@@ -121,6 +122,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(lease::routes())
         .merge(transaction::routes())
         .merge(dead_letters::routes())
+        .merge(messages::routes())
         .merge(traces::routes())
         .merge(consumer_groups::routes())
         .merge(resources::routes())

@@ -1,4 +1,4 @@
--- Dead letters: file the head of a batch, list what was filed.
+-- Dead letters: file the head of a batch or of a partition, list, delete and replay what was filed.
 
 -- Files the message at p_offset as a dead letter, moves the cursor past it and ends the lease.
 --

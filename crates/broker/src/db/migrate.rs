@@ -41,6 +41,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0004_metrics.sql",
     "0005_traces.sql",
     "0006_state.sql",
+    "0007_dead_letter_lookup.sql",
 );
 
 /// Applied again, in this order, whenever one of them differs from what is installed.
@@ -52,6 +53,7 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "pop.sql",
     "ack.sql",
     "dead_letters.sql",
+    "dead_letter_admin.sql",
     "lease.sql",
     "transaction.sql",
     "configure.sql",
@@ -61,6 +63,7 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "traces.sql",
     "consumer_groups.sql",
     "resources.sql",
+    "messages.sql",
 );
 
 /// What an install did.

@@ -34,6 +34,18 @@ fn refused(rejection: &BytesRejection) -> Error {
 }
 
 impl RawBody {
+    /// The body as a JSON object; absent is an empty one. A list would fill the fields of `T` in their order.
+    ///
+    /// # Errors
+    /// [`Error::BadBody`] with the place of the mistake.
+    pub(super) fn object<'a, T: Default + Deserialize<'a>>(&'a self) -> Result<T, Error> {
+        match self.0.trim_ascii_start().first() {
+            None => Ok(T::default()),
+            Some(b'[') => Err(Error::BadBody("must be an object".to_owned())),
+            Some(_) => self.json(),
+        }
+    }
+
     /// The body as JSON.
     ///
     /// # Errors

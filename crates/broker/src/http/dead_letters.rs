@@ -1,11 +1,13 @@
-//! Dead letters: the list of them, and the snapshots that they hold.
+//! Dead letters: the list of them, what operators do with them, and the snapshots that they hold.
 
+mod bulk;
+pub(super) mod replay;
 pub(super) mod snapshot;
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -22,7 +24,7 @@ const LIMIT_MAX: i64 = 1000;
 const OFFSET_MAX: i64 = i32::MAX as i64;
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/dlq", get(list))
+    Router::new().route("/api/v1/dlq", get(list).delete(bulk::delete)).route("/api/v1/dlq/replay", post(bulk::replay))
 }
 
 #[derive(Serialize)]
@@ -106,7 +108,7 @@ impl From<Listed> for Message {
 }
 
 /// The payload as it was pushed. What is no JSON (nothing files such a thing) is shown as a string.
-fn verbatim(payload: String) -> Box<RawValue> {
+pub(super) fn verbatim(payload: String) -> Box<RawValue> {
     RawValue::from_string(payload.clone())
         .unwrap_or_else(|_| serde_json::value::to_raw_value(&payload).expect("a string is JSON"))
 }

@@ -39,6 +39,11 @@ impl Params {
         self.0.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|v| !v.is_empty())
     }
 
+    /// What was given, by name, in order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
     /// `name` as `true` or `false`, `false` if absent.
     ///
     /// # Errors

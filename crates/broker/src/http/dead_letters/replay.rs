@@ -1,0 +1,125 @@
+//! Dead letters become messages again: each pushed under a new transaction id and deleted, in one transaction.
+
+use std::collections::BTreeMap;
+
+use tracing::debug;
+use uuid::Uuid;
+
+use crate::db::Conn;
+use crate::db::dead_letter_admin::{Replay, Replayable, log_dlq_letters_v1, log_dlq_of_message_v1, log_dlq_replay_v1};
+use crate::error::Error;
+use crate::http::App;
+use crate::id::PartitionId;
+use crate::segment::{Frame, Packer, new_message_id};
+
+/// Tries of one step after dead letters of it were deleted by somebody else, the first included.
+const TRIES_MAX: usize = 5;
+
+/// A message that was a dead letter.
+pub(in crate::http) struct Replayed {
+    pub(in crate::http) queue: String,
+    pub(in crate::http) partition: String,
+    /// Its transaction id too.
+    pub(in crate::http) message_id: Uuid,
+}
+
+/// What one step did.
+#[derive(Default)]
+pub(in crate::http) struct Step {
+    pub(in crate::http) messages: Vec<Replayed>,
+    /// Dead letters that were deleted: several, where several groups gave up the same message.
+    pub(in crate::http) letters: usize,
+    /// How many of the ids are dealt with, from the front; some may have been gone already.
+    pub(in crate::http) ids: usize,
+}
+
+/// Replays from the front of `ids` until `bytes` of payload are reached.
+///
+/// # Errors
+/// [`Error::Conflict`] if a message of theirs has no payload, or whatever the database answers; nothing was
+/// replayed then.
+pub(in crate::http) async fn step(app: &App, conn: &Conn, ids: &[Uuid], bytes: i64) -> Result<Step, Error> {
+    let mut tries = 1;
+    loop {
+        let letters = log_dlq_letters_v1(conn, ids, bytes).await?;
+        let Some(last) = letters.iter().map(|letter| letter.ordinal).max() else {
+            return Ok(Step { ids: ids.len(), ..Step::default() });
+        };
+        match commit(app, conn, letters).await {
+            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
+                debug!(target: "http", %error, tries, "replay again");
+                tries += 1;
+            }
+            Err(error) => return Err(error),
+            Ok(step) => return Ok(Step { ids: usize::try_from(last).expect("a position, from 1"), ..step }),
+        }
+    }
+}
+
+/// Replays the message that was filed last with a transaction id, for every group that gave it up.
+///
+/// # Errors
+/// [`Error::NotFound`] without a dead letter; else as [`step`].
+pub(in crate::http) async fn message(
+    app: &App, conn: &Conn, partition_id: PartitionId, transaction_id: &str,
+) -> Result<Step, Error> {
+    let ids = log_dlq_of_message_v1(conn, partition_id, transaction_id).await?;
+    let step = step(app, conn, &ids, i64::MAX).await?;
+    if step.messages.is_empty() {
+        return Err(Error::NotFound("Dead letter not found".to_owned()));
+    }
+    Ok(step)
+}
+
+async fn commit(app: &App, conn: &Conn, letters: Vec<Replayable>) -> Result<Step, Error> {
+    let level = app.settings.push.zstd_level;
+    let count = letters.len();
+    let (replay, messages) = tokio::task::spawn_blocking(move || packed(&letters, level))
+        .await
+        .expect("packing does not panic and is not aborted")?;
+    log_dlq_replay_v1(conn, &replay).await?;
+    let mut pushed_by_queue: BTreeMap<&str, u64> = BTreeMap::new();
+    for message in &messages {
+        app.wake.pushed(&message.queue, &message.partition);
+        *pushed_by_queue.entry(&message.queue).or_default() += 1;
+    }
+    pushed_by_queue.iter().for_each(|(queue, pushed)| app.telemetry.pushed(queue, *pushed));
+    Ok(Step { messages, letters: count, ids: 0 })
+}
+
+/// One segment a partition, its messages in the order in which they were first pushed. `letters` are in that order.
+fn packed(letters: &[Replayable], level: i32) -> Result<(Replay, Vec<Replayed>), Error> {
+    let mut packer = Packer::new(level);
+    let mut replay = Replay { letters: letters.iter().map(|letter| letter.id).collect(), ..Replay::default() };
+    let mut messages = Vec::with_capacity(letters.len());
+    for of_partition in letters.chunk_by(|a, b| a.partition_id == b.partition_id) {
+        // An offset below 0 is that of a message that never had one.
+        let payloads: Vec<&str> = of_partition
+            .chunk_by(|a, b| a.offset == b.offset && 0 <= a.offset)
+            .map(|of_message| of_message.iter().find_map(|letter| letter.payload.as_deref()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| {
+                Error::Conflict("its payload was lost before it was filed: there is nothing to push".to_owned())
+            })?;
+        let ids: Vec<(Uuid, String)> =
+            payloads.iter().map(|_| new_message_id()).map(|id| (id, id.to_string())).collect();
+        let segment = packer.pack(ids.iter().zip(&payloads).map(|((message_id, transaction_id), payload)| Frame {
+            message_id: *message_id,
+            trace_id: None,
+            transaction_id,
+            producer: None,
+            is_encrypted: false,
+            payload: payload.as_bytes(),
+        }))?;
+        replay.partition_ids.push(of_partition[0].partition_id);
+        replay.counts.push(segment.count);
+        replay.hashes.push(segment.hashes);
+        replay.blobs.push(segment.blob);
+        messages.extend(ids.into_iter().map(|(message_id, _)| Replayed {
+            queue: of_partition[0].queue.clone(),
+            partition: of_partition[0].partition.clone(),
+            message_id,
+        }));
+    }
+    Ok((replay, messages))
+}
