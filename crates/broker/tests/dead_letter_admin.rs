@@ -5,7 +5,7 @@ mod support;
 use serde_json::{Value, json};
 use support::Broker;
 use support::lane::Lane;
-use tokio_postgres::Row;
+use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 /// Files a message as `group`'s, so many seconds into the year.
@@ -230,4 +230,58 @@ async fn what_is_wrong_is_named_and_nothing_goes() {
     assert_eq!(filed(&broker).await, ["p g 0"]);
     let (status, answer) = broker.post_raw("/api/v1/dlq/replay?queue=q&limit=5", "").await;
     assert_eq!((status, &answer["replayed"]), (200, &json!(1)), "the query alone is enough");
+}
+
+/// Runs a statement again and again on a session of its own. It may lose a race, but never by a deadlock.
+async fn repeat(client: Client, query: &'static str, times: usize) -> u64 {
+    let mut done = 0;
+    for _ in 0..times {
+        match client.query(query, &[]).await {
+            Ok(_) => done += 1,
+            Err(error) => {
+                let code = error.code().unwrap_or_else(|| panic!("{query}: {error:?}"));
+                assert!(["QN001", "23503"].contains(&code.code()), "{query}: {error:?}");
+            }
+        }
+    }
+    done
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replays_deletions_and_moves_never_deadlock() {
+    const FILL: &str = "with made as (
+            select id from unnest(queen.log_provision_v1(array_fill('q'::text, array[4]), array['a', 'b', 'c', 'd'])) id
+        ), locked as (
+            select p.id from queen.log_partitions p where p.id in (select id from made) order by p.id for key share
+        )
+        insert into queen.log_dlq (partition_id, consumer_group, \"offset\", transaction_id, payload)
+        select locked.id, 'g', n, 'm' || n, '1' from locked, generate_series(1, 5) n";
+    const REPLAY: &str = "with l as (
+            select d.id, d.partition_id from queen.log_dlq d order by random() limit 8
+        ), p as (
+            select distinct partition_id from l
+        )
+        select queen.log_dlq_replay_v1((select array_agg(id) from l), array_agg(partition_id order by random()),
+            array_agg(1), array_agg(decode(md5(random()::text), 'hex')), array_agg('\\x00'::bytea))
+        from p having 0 < count(*)";
+    const OTHERS: [&str; 4] = [
+        "select queen.log_dlq_delete_v1(array(select id from queen.log_dlq order by random() limit 4))",
+        "select queen.delete_message_v1(l.partition_id, l.transaction_id)
+            from (select * from queen.log_dlq order by random() limit 1) l",
+        "select queen.log_dlq_move_v1(p.id, '__QUEUE_MODE__', coalesce(c.committed, -1) + 1, null, 'moved', '1', 'why')
+            from (select * from queen.log_partitions order by random() limit 1) p
+            left join queen.log_consumers c on c.partition_id = p.id",
+        "select queen.delete_queue_v1('q') where random() < 0.1",
+    ];
+    let broker = Broker::start().await;
+    repeat(broker.database.client().await, FILL, 1).await;
+    let mut sessions = Vec::new();
+    for query in [FILL, REPLAY, REPLAY].into_iter().chain(OTHERS) {
+        sessions.push((query, tokio::spawn(repeat(broker.database.client().await, query, 150))));
+    }
+    for (query, session) in sessions {
+        assert!(0 < session.await.expect("no deadlock"), "{query}: had its turn");
+    }
+    let query = "select count(*) from queen.log_dlq where partition_id not in (select id from queen.log_partitions)";
+    assert_eq!(broker.row(query, &[]).await.get::<_, i64>(0), 0, "no letter without its partition");
 }
