@@ -16,6 +16,11 @@ pub fn init(settings: &Log) -> anyhow::Result<()> {
         // The driver passes on every NOTICE, and `if not exists` gives one each.
         filter = filter.add_directive("tokio_postgres=warn".parse()?);
     }
+    if !settings.filter.contains("deadpool") {
+        // A database that restarts breaks a pool full of connections, a line or two for each; the requests that
+        // suffer from it are logged where they fail.
+        filter = filter.add_directive("deadpool.postgres=error".parse()?);
+    }
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = if settings.json {
         log.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
