@@ -1,5 +1,7 @@
 //! Every failure the broker can report: SQLSTATE ─► [`Error`] ─► HTTP status, the one place for each.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use tokio_postgres::error::SqlState;
 
@@ -24,6 +26,9 @@ pub enum Error {
     /// The request is larger than a limit.
     #[error("{0}")]
     TooLarge(String),
+    /// The request body stopped coming for this long.
+    #[error("the request body stopped coming for {} s", .0.as_secs_f64())]
+    TooSlow(Duration),
     /// More is waiting to be stored than there is room for; later there will be.
     #[error("too many messages are waiting to be stored")]
     Busy,
@@ -84,6 +89,7 @@ impl Error {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
             Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,
             Self::Pool

@@ -7,6 +7,7 @@ mod consumer_groups;
 mod dead_letters;
 mod health;
 mod instant;
+mod json;
 mod lease;
 mod message;
 mod messages;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -47,6 +48,8 @@ pub use lease::Leases;
 pub struct Settings {
     /// Largest request body, in bytes; a larger one is answered 413.
     pub body_bytes_max: usize,
+    /// How long a request body may stop coming; then it is answered 408.
+    pub body_pause_max: Duration,
     /// How long a waiting pop waits when the request does not say.
     pub pop_timeout: Duration,
     /// Whether a consumer group that does not say starts at the tail (else at the oldest message).
@@ -74,6 +77,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             body_bytes_max: 64 << 20,
+            body_pause_max: Duration::from_secs(30),
             pop_timeout: Duration::from_secs(30),
             subscribe_to_new: true,
             pop_wait: PopWait {
@@ -130,7 +134,6 @@ pub fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(no_such_route)
         .route_layer(axum::middleware::from_fn_with_state(app.clone(), metrics::measure))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(DefaultBodyLimit::max(app.settings.body_bytes_max))
         .with_state(app)
 }
 

@@ -104,6 +104,7 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
             zstd_level: messaging.zstd_level,
             dedup_bytes_max: messaging.dedup_cache_bytes.unwrap_or(0),
         },
+        ..Settings::default()
     }
 }
 

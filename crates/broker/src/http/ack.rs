@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 use super::App;
 use super::body::RawBody;
+use super::json::Object;
 use crate::error::Error;
 use element::Wire;
 
@@ -24,7 +25,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 #[serde(rename_all = "camelCase")]
 struct Many<'a> {
     #[serde(borrow)]
-    acknowledgments: Vec<Wire<'a>>,
+    acknowledgments: Vec<Object<Wire<'a>>>,
     #[serde(borrow)]
     consumer_group: Option<&'a RawValue>,
 }
@@ -44,7 +45,7 @@ struct Reply {
 
 async fn one(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
     let wire: Wire<'_> = body.json()?;
-    answer(&app, &[wire], None).await
+    answer(&app, &[Object(wire)], None).await
 }
 
 async fn many(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
@@ -54,10 +55,10 @@ async fn many(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Rep
     answer(&app, &acknowledgments, group.as_deref()).await
 }
 
-async fn answer(app: &App, sent: &[Wire<'_>], group: Option<&str>) -> Result<Json<Vec<Reply>>, Error> {
+async fn answer(app: &App, sent: &[Object<Wire<'_>>], group: Option<&str>) -> Result<Json<Vec<Reply>>, Error> {
     let mut replies: Vec<Reply> = (0..sent.len()).map(|index| Reply { index, ..Reply::default() }).collect();
     let mut elements = Vec::with_capacity(sent.len());
-    for (wire, reply) in sent.iter().zip(&mut replies) {
+    for (Object(wire), reply) in sent.iter().zip(&mut replies) {
         reply.transaction_id = wire.echoed_id();
         match wire.checked(group) {
             Ok(element) => elements.push((reply.index, element)),

@@ -1,11 +1,16 @@
 //! Request bodies: bounded, read whole, parsed by content and never by their declared type.
 
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
-use bytes::Bytes;
-use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::{App, json};
 use crate::error::Error;
 
 /// Deepest nesting of JSON that is stored: what common parsers take.
@@ -14,23 +19,37 @@ const DEPTH_MAX: usize = 128;
 /// The body as it was sent. Absent is empty.
 pub(super) struct RawBody(pub(super) Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for RawBody {
+impl FromRequest<Arc<App>> for RawBody {
     type Rejection = Error;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
-        match Bytes::from_request(request, state).await {
-            Ok(bytes) => Ok(Self(bytes)),
-            Err(rejection) => Err(refused(&rejection)),
-        }
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Error> {
+        let settings = &app.settings;
+        whole(request.into_body(), settings.body_bytes_max, settings.body_pause_max).await.map(Self)
     }
 }
 
-fn refused(rejection: &BytesRejection) -> Error {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        Error::TooLarge("the request body is larger than QUEEN_MAX_BODY_BYTES".to_owned())
-    } else {
-        Error::BadBody(rejection.body_text())
+/// Collected by hand: a body in a million small pieces must not cost more memory than its bytes, and one that
+/// stops coming must not be waited for.
+async fn whole(mut body: Body, bytes_max: usize, pause_max: Duration) -> Result<Bytes, Error> {
+    let mut read = Bytes::new();
+    let mut joined = BytesMut::new();
+    loop {
+        let frame = timeout(pause_max, body.frame()).await.map_err(|_| Error::TooSlow(pause_max))?;
+        let Some(frame) = frame else { break };
+        // Why it broke off is between the client and its connection; nobody may be left to be told.
+        let frame = frame.map_err(|_| Error::BadBody("the request body broke off or is badly framed".to_owned()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes_max < read.len() + joined.len() + data.len() {
+            return Err(Error::TooLarge("the request body is larger than QUEEN_MAX_BODY_BYTES".to_owned()));
+        }
+        if read.is_empty() && joined.is_empty() {
+            read = data;
+        } else {
+            joined.extend_from_slice(&std::mem::take(&mut read));
+            joined.extend_from_slice(&data);
+        }
     }
+    Ok(if joined.is_empty() { read } else { joined.freeze() })
 }
 
 impl RawBody {
@@ -46,12 +65,12 @@ impl RawBody {
         }
     }
 
-    /// The body as JSON.
+    /// The body as a JSON object.
     ///
     /// # Errors
-    /// [`Error::BadBody`] with the place of the mistake.
+    /// [`Error::BadBody`] naming the value that is wrong.
     pub(super) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
-        serde_json::from_slice(&self.0).map_err(|error| Error::BadBody(error.to_string()))
+        json::read(&self.0)
     }
 }
 

@@ -20,10 +20,32 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
         let RawQuery(query) = RawQuery::from_request_parts(parts, state).await.expect("cannot fail");
-        serde_urlencoded::from_str(query.as_deref().unwrap_or_default())
-            .map(Self)
-            .map_err(|error| Error::invalid("query", error.to_string()))
+        let query = query.as_deref().unwrap_or_default();
+        if !decodes(query) {
+            return Err(Error::invalid("query", "must be UTF-8 after percent-decoding"));
+        }
+        serde_urlencoded::from_str(query).map(Self).map_err(|error| Error::invalid("query", error.to_string()))
     }
+}
+
+/// Whether `query` is UTF-8 once its escapes are decoded. The form decoder puts U+FFFD in the place of what is
+/// not, and two different names would become one.
+fn decodes(query: &str) -> bool {
+    let (mut decoded, mut rest) = (Vec::with_capacity(query.len()), query.as_bytes());
+    while let [first, after @ ..] = rest {
+        let escaped = match (first, after) {
+            (b'%', [high, low, after @ ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| (high * 16 + low, after)),
+            _ => None,
+        };
+        let (byte, after) = escaped.unwrap_or((*first, after));
+        decoded.push(byte);
+        rest = after;
+    }
+    std::str::from_utf8(&decoded).is_ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
 /// Which rows of a list to answer.

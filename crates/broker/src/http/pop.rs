@@ -72,7 +72,7 @@ async fn from_partition(
 }
 
 fn bad_path(rejection: PathRejection) -> Error {
-    Error::invalid("queue", rejection.body_text())
+    Error::invalid("path", rejection.body_text())
 }
 
 async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {

@@ -11,6 +11,7 @@ use crate::db::ack::{Batch, Target};
 use crate::db::transaction::{Ack, Push, Transaction};
 use crate::error::Error;
 use crate::http::ack::element::{self, Element, storable};
+use crate::http::json;
 use crate::http::message::{self, Message, present};
 use crate::segment::{Frame, Packer, new_message_id};
 
@@ -58,7 +59,7 @@ struct Data<'a> {
 /// # Errors
 /// An [`Error`] that names the operation and the field, or [`Error::TooLarge`].
 pub(super) fn plan(body: &[u8], level: i32) -> Result<Plan, Error> {
-    let wire: Wire<'_> = serde_json::from_slice(body).map_err(|error| Error::BadBody(error.to_string()))?;
+    let wire: Wire<'_> = json::read(body)?;
     refuse_rider("kv", wire.kv)?;
     refuse_rider("timers", wire.timers)?;
     let operations: Vec<&RawValue> = list("operations", wire.operations)?;
@@ -94,7 +95,10 @@ fn placed(place: std::fmt::Arguments<'_>, error: &Error) -> Error {
 }
 
 fn object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, Error> {
-    serde_json::from_str(raw.get()).map_err(|error| Error::invalid("must be an object", error.to_string()))
+    if !raw.get().starts_with('{') {
+        return Err(Error::Missing("an object"));
+    }
+    json::read(raw.get().as_bytes())
 }
 
 #[derive(Default)]
@@ -121,7 +125,7 @@ impl<'a> Draft<'a> {
         match element::text("type", kind)?.as_deref() {
             Some("ack") => self.ack(object::<element::Wire<'_>>(raw)?.checked(None)?),
             Some("push") => self.push_all(raw, items)?,
-            Some(other) => return Err(Error::invalid("type", format!("must be ack or push, is {other}"))),
+            Some(_) => return Err(Error::invalid("type", "must be ack or push")),
             None => return Err(Error::Missing("type")),
         }
         Ok(())
