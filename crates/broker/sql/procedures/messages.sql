@@ -294,7 +294,7 @@ create or replace function queen.get_message_v1(
     cross join lateral queen.log_message_state_v1(p.id, o.off, p.log_start) state
     cross join lateral (
         select array_agg(c.consumer_group order by c.consumer_group) as names,
-            array_agg(o.off <= c.committed order by c.consumer_group) as consumed,
+            array_agg(coalesce(o.off <= c.committed, false) order by c.consumer_group) as consumed,
             array_agg(case when c.committed < o.off and o.off <= c.batch_end and now() < c.lease_expires_at
                 then c.lease_expires_at end order by c.consumer_group) as leases,
             coalesce(max(c.batch_retry_count) filter (where c.committed + 1 = o.off), 0) as retries

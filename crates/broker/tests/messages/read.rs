@@ -99,6 +99,8 @@ async fn a_name_that_is_none_is_a_400_and_one_that_is_unknown_a_404() {
         let (got, posted) = (broker.get(&nowhere).await.0, broker.post_raw(&format!("{nowhere}{action}"), "").await);
         assert_eq!((got, posted.0), (404, 404), "{action}: {}", posted.1);
     }
+    let (status, body) = broker.get(&path("unknown")).await;
+    assert_eq!((status, body), (404, json!({"error": "Message not found"})), "beside a cursor");
     let (status, body) = broker.post(&path("m0"), json!({})).await;
     assert_eq!((status, &body["code"]), (404, &json!("no_such_route")));
 }
