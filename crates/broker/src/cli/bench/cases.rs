@@ -74,19 +74,24 @@ impl Run<'_> {
         let (batch, single) = (wanted(Choice::Batch), wanted(Choice::Single));
         let (through, cold, full) = (wanted(Choice::Through), wanted(Choice::Cold), wanted(Choice::Full));
         if batch {
-            report.add(self.batch_case().await?);
+            let case = self.batch_case().await?;
+            self.end(case, report);
         }
         if single {
-            report.add(self.single_case().await?);
+            let case = self.single_case().await?;
+            self.end(case, report);
         }
         if through {
-            report.add(self.through_case().await?);
+            let case = self.through_case().await?;
+            self.end(case, report);
         }
         if full {
-            report.add(self.full_case().await?);
+            let case = self.full_case().await?;
+            self.end(case, report);
         }
         if cold && self.server.is_ours() {
-            report.add(self.cold_case().await?);
+            let case = self.cold_case().await?;
+            self.end(case, report);
         } else if cold {
             report.note("a cold index was not measured: that needs a server that this program may restart".to_owned());
         }
@@ -109,6 +114,15 @@ impl Run<'_> {
 
     fn note_memory(&mut self) {
         self.memory_max_mib = self.server.memory_max_mib().unwrap_or(0.0).max(self.memory_max_mib);
+    }
+
+    /// Adds a case, with the memory that the server has needed up to its end.
+    fn end(&mut self, mut case: Case, report: &mut Report) {
+        self.note_memory();
+        if let Some(mib) = self.server.memory_max_mib() {
+            case.record("most resident memory so far", "MiB", mib);
+        }
+        report.add(case);
     }
 
     fn length(&self) -> Duration {
@@ -320,7 +334,7 @@ impl Run<'_> {
 
     async fn full_case(&mut self) -> anyhow::Result<Case> {
         let mut case = Case::new("Push in batches with a full index of transaction ids");
-        let fill = self.load(self.options.producers, 1000);
+        let fill = self.load(self.options.producers, self.options.batch);
         self.prime(&fill).await?;
         let fill_max = u64::from(self.options.fill_messages);
         push(&Load { messages_max: fill_max, length: FILL_LENGTH_MAX, ..fill.clone() }).await?;
