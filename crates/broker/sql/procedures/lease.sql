@@ -15,27 +15,39 @@ create or replace function queen.log_lease_holders_v1(
     group by c.worker_id, c.consumer_group
 $$;
 
+-- Locks the cursors that a worker may hold.
+--
+-- Lock:   the cursors, by ascending partition.
+-- Result: the group and the partitions: those given, or those found if p_pids is NULL.
+-- Why:    with p_pids it is a lookup by key; NULL finds them by reading every cursor.
+create or replace function queen.log_lease_lock_v1(
+    p_worker text, inout p_group text, inout p_pids uuid[]
+) language plpgsql as $$
+begin
+    if p_pids is null then
+        select h.r_group, h.r_pids into p_group, p_pids from queen.log_lease_holders_v1(array[p_worker]) h;
+    end if;
+    perform from queen.log_consumers c
+    where c.partition_id = any (p_pids) and c.consumer_group = p_group
+    order by c.partition_id
+    for update;
+end
+$$;
+
 -- Keeps the live leases of a worker for at least p_seconds from now. Never shortens one, never
 -- revives one that expired.
 --
--- Lock:   the cursors, by ascending partition.
+-- Lock:   as log_lease_lock_v1.
 -- Result: how many were kept, and the earliest of their expiries, NULL if none.
--- Why:    with p_pids it is a lookup by key; NULL finds them by reading every cursor.
 create or replace function queen.log_renew_lease_v1(
     p_worker text, p_seconds int, p_group text default null, p_pids uuid[] default null
 ) returns table (r_renewed int, r_expires_at timestamptz) language plpgsql as $$
 declare
-    v_group text := p_group;
-    v_pids  uuid[] := p_pids;
+    v_group text;
+    v_pids  uuid[];
     v_now   timestamptz;
 begin
-    if v_pids is null then
-        select h.r_group, h.r_pids into v_group, v_pids from queen.log_lease_holders_v1(array[p_worker]) h;
-    end if;
-    perform from queen.log_consumers c
-    where c.partition_id = any (v_pids) and c.consumer_group = v_group
-    order by c.partition_id
-    for update;
+    select l.p_group, l.p_pids into v_group, v_pids from queen.log_lease_lock_v1(p_worker, p_group, p_pids) l;
     v_now := clock_timestamp();
     return query
     with kept as (
@@ -52,23 +64,17 @@ $$;
 -- Gives back what a worker holds, as if it had not been delivered: no failure is charged and the
 -- attempt is not counted.
 --
--- Lock:   the cursors, by ascending partition.
+-- Lock:   as log_lease_lock_v1.
 -- Result: how many partitions were given back.
 create or replace function queen.log_release_lease_v1(
     p_worker text, p_group text default null, p_pids uuid[] default null
 ) returns int language plpgsql as $$
 declare
-    v_group    text := p_group;
-    v_pids     uuid[] := p_pids;
+    v_group    text;
+    v_pids     uuid[];
     v_released int;
 begin
-    if v_pids is null then
-        select h.r_group, h.r_pids into v_group, v_pids from queen.log_lease_holders_v1(array[p_worker]) h;
-    end if;
-    perform from queen.log_consumers c
-    where c.partition_id = any (v_pids) and c.consumer_group = v_group
-    order by c.partition_id
-    for update;
+    select l.p_group, l.p_pids into v_group, v_pids from queen.log_lease_lock_v1(p_worker, p_group, p_pids) l;
     update queen.log_consumers c
     set worker_id = null, batch_end = null, lease_expires_at = null, lease_acquired_at = null,
         attempt_count = greatest(c.attempt_count - 1, 0)
