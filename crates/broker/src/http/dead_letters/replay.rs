@@ -2,18 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use tracing::debug;
 use uuid::Uuid;
 
 use crate::db::Conn;
 use crate::db::dead_letter_admin::{Replay, Replayable, log_dlq_letters_v1, log_dlq_of_message_v1, log_dlq_replay_v1};
 use crate::error::Error;
 use crate::http::App;
+use crate::http::retry::retried;
 use crate::id::PartitionId;
 use crate::segment::{Frame, Packer, new_message_id};
-
-/// Tries of one step after dead letters of it were deleted by somebody else, the first included.
-const TRIES_MAX: usize = 5;
 
 /// A message that was a dead letter.
 pub(in crate::http) struct Replayed {
@@ -39,21 +36,17 @@ pub(in crate::http) struct Step {
 /// [`Error::Conflict`] if a message of theirs has no payload, or whatever the database answers; nothing was
 /// replayed then.
 pub(in crate::http) async fn step(app: &App, conn: &Conn, ids: &[Uuid], bytes: i64) -> Result<Step, Error> {
-    let mut tries = 1;
-    loop {
-        let letters = log_dlq_letters_v1(conn, ids, bytes).await?;
-        let Some(last) = letters.iter().map(|letter| letter.ordinal).max() else {
-            return Ok(Step { ids: ids.len(), ..Step::default() });
-        };
-        match commit(app, conn, letters).await {
-            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
-                debug!(target: "http", %error, tries, "replay again");
-                tries += 1;
-            }
-            Err(error) => return Err(error),
-            Ok(step) => return Ok(Step { ids: usize::try_from(last).expect("a position, from 1"), ..step }),
-        }
-    }
+    retried(|| attempt(app, conn, ids, bytes)).await
+}
+
+/// Reads the letters anew: whoever won the race may have taken some of them.
+async fn attempt(app: &App, conn: &Conn, ids: &[Uuid], bytes: i64) -> Result<Step, Error> {
+    let letters = log_dlq_letters_v1(conn, ids, bytes).await?;
+    let Some(last) = letters.iter().map(|letter| letter.ordinal).max() else {
+        return Ok(Step { ids: ids.len(), ..Step::default() });
+    };
+    let step = commit(app, conn, letters).await?;
+    Ok(Step { ids: usize::try_from(last).expect("a position, from 1"), ..step })
 }
 
 /// Replays the message that was filed last with a transaction id, for every group that gave it up.
