@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio_postgres::config::SslMode;
 
 use crate::db::Statements;
+use crate::seal::Key;
 use raw::{GivenDatabase, GivenMessaging, GivenRetention, GivenServer};
 pub use raw::{RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer, UNBUILT, UNBUILT_FAMILIES};
 pub use setting::{Findings, Row, Secret};
@@ -33,6 +34,8 @@ pub struct ConfigError(pub Vec<String>);
 pub struct Server {
     pub listen: SocketAddr,
     pub max_body_bytes: usize,
+    /// `None` when payloads are stored in clear.
+    pub encryption_key: Option<Key>,
 }
 
 #[derive(Debug, Clone)]
@@ -222,7 +225,7 @@ fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
     ] {
         inert.read(findings);
     }
-    check_encryption_key(&encryption_key.read(), findings);
+    let encryption_key = check_encryption_key(&encryption_key.read(), findings);
     // Starting without a protection that was asked for would be worse than not starting.
     for (asked, feature) in [(jwt_enabled, "token authentication"), (tenancy_header, "tenants")] {
         if asked.read(findings) {
@@ -234,6 +237,7 @@ fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
     let server = Server {
         listen: SocketAddr::new(ip, port.read(findings)),
         max_body_bytes: max_body_bytes.read_usize(findings),
+        encryption_key,
     };
     let filter = rust_log.read_given().unwrap_or_else(|| log_level.read());
     if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&filter) {
@@ -261,16 +265,15 @@ fn check_bind_addr(text: &str, findings: &mut Findings) -> IpAddr {
     ip
 }
 
-fn check_encryption_key(key: &Secret, findings: &mut Findings) {
-    let Some(text) = key.reveal() else { return };
-    if text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        findings
+fn check_encryption_key(key: &Secret, findings: &mut Findings) -> Option<Key> {
+    let key_read = Key::from_hex(key.reveal()?);
+    match key_read {
+        Some(_) => findings
             .warnings
-            .push("QUEEN_ENCRYPTION_KEY has no effect in this version: payloads are stored in clear".to_owned());
-    } else {
-        let line = format!("QUEEN_ENCRYPTION_KEY is {key:?}; it must be 64 hex digits");
-        findings.errors.push(line);
+            .push("QUEEN_ENCRYPTION_KEY has no effect in this version: payloads are stored in clear".to_owned()),
+        None => findings.errors.push(format!("QUEEN_ENCRYPTION_KEY is {key:?}; it must be 64 hex digits")),
     }
+    key_read
 }
 
 fn check_database(given: GivenDatabase, findings: &mut Findings) -> Database {

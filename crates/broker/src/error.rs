@@ -60,6 +60,9 @@ pub enum Error {
     /// The stored data contradicts its own format.
     #[error("corrupt data: {0}")]
     Corrupt(String),
+    /// A payload is encrypted and does not open here. It is still stored.
+    #[error("a payload cannot be read: {0}")]
+    Sealed(&'static str),
     /// The connection broke.
     #[error("the database connection broke")]
     Disconnected,
@@ -99,6 +102,7 @@ impl Error {
             | Self::ForeignKey
             | Self::LettersNeeded(_)
             | Self::Corrupt(_)
+            | Self::Sealed(_)
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }

@@ -39,6 +39,7 @@ use tracing::error;
 use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::error::Error;
+use crate::seal::Sealer;
 use crate::telemetry::Telemetry;
 use crate::wake::Wake;
 pub use lease::Leases;
@@ -61,6 +62,8 @@ pub struct Settings {
     pub partition_cleanup_days: Option<i32>,
     /// How pushes are committed.
     pub push: Limits,
+    /// Encrypts payloads at rest, if there is a key.
+    pub sealer: Sealer,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -88,6 +91,7 @@ impl Default for Settings {
             },
             partition_cleanup_days: Some(30),
             push: Limits::default(),
+            sealer: Sealer::default(),
         }
     }
 }

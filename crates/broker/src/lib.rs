@@ -11,6 +11,7 @@ pub mod http;
 pub mod id;
 pub mod logging;
 pub mod retention;
+pub mod seal;
 pub mod segment;
 pub mod telemetry;
 pub mod wake;

@@ -16,6 +16,7 @@ use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
 use crate::http::{self, App, PopWait, Settings};
 use crate::retention;
+use crate::seal::Sealer;
 use crate::telemetry::{Flusher, Identity};
 
 /// How long requests under way may take to finish when the server stops.
@@ -104,6 +105,7 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
             zstd_level: messaging.zstd_level,
             dedup_bytes_max: messaging.dedup_cache_bytes.unwrap_or(0),
         },
+        sealer: Sealer::new(server.encryption_key.as_ref()),
         ..Settings::default()
     }
 }
