@@ -21,6 +21,7 @@ use crate::db::Db;
 use crate::dedup::Index;
 use crate::error::Error;
 use crate::id::PartitionName;
+use crate::seal::Sealing;
 use crate::segment::Packer;
 use flush::Flush;
 use queue::{Queue, Waiting};
@@ -59,6 +60,8 @@ pub struct Message {
     /// Checked already; `None` takes the message id.
     pub transaction_id: Option<String>,
     pub trace_id: Option<Uuid>,
+    /// Who pushed it, by its token.
+    pub producer: Option<Arc<str>>,
     /// JSON, byte for byte.
     pub payload: Bytes,
 }
@@ -95,6 +98,7 @@ struct Shared {
     db: Db,
     on_stored: Box<OnStored>,
     index: Index,
+    sealing: Arc<Sealing>,
     limits: Limits,
     queue: Mutex<Queue>,
     room: Arc<Semaphore>,
@@ -105,12 +109,15 @@ struct Shared {
 
 impl Bundler {
     /// `on_stored` is told of each partition that has new messages, after their commit.
-    pub fn new(db: Db, limits: Limits, on_stored: impl Fn(&PartitionName) + Send + Sync + 'static) -> Self {
+    pub fn new(
+        db: Db, limits: Limits, sealing: Arc<Sealing>, on_stored: impl Fn(&PartitionName) + Send + Sync + 'static,
+    ) -> Self {
         let connections = db.status().max_size;
         let shared = Shared {
             db,
             on_stored: Box::new(on_stored),
             index: Index::new(limits.dedup_bytes_max),
+            sealing,
             limits,
             queue: Mutex::default(),
             room: Arc::new(Semaphore::new(WAITING_BYTES_MAX / PERMIT_BYTES)),

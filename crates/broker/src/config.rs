@@ -267,11 +267,8 @@ fn check_bind_addr(text: &str, findings: &mut Findings) -> IpAddr {
 
 fn check_encryption_key(key: &Secret, findings: &mut Findings) -> Option<Key> {
     let key_read = Key::from_hex(key.reveal()?);
-    match key_read {
-        Some(_) => findings
-            .warnings
-            .push("QUEEN_ENCRYPTION_KEY has no effect in this version: payloads are stored in clear".to_owned()),
-        None => findings.errors.push(format!("QUEEN_ENCRYPTION_KEY is {key:?}; it must be 64 hex digits")),
+    if key_read.is_none() {
+        findings.errors.push(format!("QUEEN_ENCRYPTION_KEY is {key:?}; it must be 64 hex digits"));
     }
     key_read
 }

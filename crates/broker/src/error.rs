@@ -62,7 +62,10 @@ pub enum Error {
     Corrupt(String),
     /// A payload is encrypted and does not open here. It is still stored.
     #[error("a payload cannot be read: {0}")]
-    Sealed(&'static str),
+    Sealed(String),
+    /// The encryption of a queue is not as the caller thought; nothing was written.
+    #[error("the encryption of a queue was switched meanwhile")]
+    EncryptionChanged,
     /// The connection broke.
     #[error("the database connection broke")]
     Disconnected,
@@ -103,6 +106,7 @@ impl Error {
             | Self::LettersNeeded(_)
             | Self::Corrupt(_)
             | Self::Sealed(_)
+            | Self::EncryptionChanged
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -110,7 +114,7 @@ impl Error {
 
     /// Whether the same request may succeed at once, since this one wrote nothing.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Retryable(_) | Self::LockTimeout | Self::ForeignKey)
+        matches!(self, Self::Retryable(_) | Self::LockTimeout | Self::ForeignKey | Self::EncryptionChanged)
     }
 }
 
@@ -124,6 +128,8 @@ pub mod code {
     pub const DUPLICATE: &str = "QN003";
     /// A transaction needs the payloads of messages that it dead-letters.
     pub const LETTERS_NEEDED: &str = "QN004";
+    /// A push is not encrypted as its queue wants it.
+    pub const ENCRYPTION_CHANGED: &str = "QN005";
 }
 
 impl From<tokio_postgres::Error> for Error {
@@ -143,6 +149,7 @@ impl From<tokio_postgres::Error> for Error {
             state if state.code() == code::LETTERS_NEEDED => {
                 Self::LettersNeeded(db.detail().unwrap_or_default().to_owned())
             }
+            state if state.code() == code::ENCRYPTION_CHANGED => Self::EncryptionChanged,
             &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::T_R_SERIALIZATION_FAILURE => Self::Retryable(message),
             &SqlState::LOCK_NOT_AVAILABLE => Self::LockTimeout,
             &SqlState::FOREIGN_KEY_VIOLATION => Self::ForeignKey,

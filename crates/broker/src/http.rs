@@ -39,7 +39,7 @@ use tracing::error;
 use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::error::Error;
-use crate::seal::Sealer;
+use crate::seal::{Sealer, Sealing};
 use crate::telemetry::Telemetry;
 use crate::wake::Wake;
 pub use lease::Leases;
@@ -105,6 +105,8 @@ pub struct App {
     pub leases: Leases,
     pub telemetry: Arc<Telemetry>,
     pub bundler: Bundler,
+    /// What encrypts payloads at rest, and which queues want it.
+    pub sealing: Arc<Sealing>,
 }
 
 impl App {
@@ -112,9 +114,12 @@ impl App {
         metrics::install();
         let wake = Wake::new();
         let woken = wake.clone();
-        let bundler = Bundler::new(db.clone(), settings.push, move |name| woken.pushed(name.queue(), name.partition()));
+        let sealing = Arc::new(Sealing::new(settings.sealer.clone()));
+        let bundler = Bundler::new(db.clone(), settings.push, sealing.clone(), move |name| {
+            woken.pushed(name.queue(), name.partition());
+        });
         let telemetry = Arc::new(Telemetry::new());
-        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler })
+        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing })
     }
 }
 

@@ -9,6 +9,8 @@
 //! The message id is authenticated with it. A payload that somebody moved to another message does not open; one that
 //! moves with its message, into a segment or a dead letter, does.
 
+mod queues;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +23,7 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use crate::error::Error;
+pub use queues::Sealing;
 
 /// Length of a key in bytes; it is written as twice as many hexadecimal digits.
 const KEY_BYTES: usize = 32;
@@ -103,10 +106,11 @@ impl Sealer {
     /// [`Error::Sealed`] without a key, with another one than it was sealed with, for another message, or if a bit of
     /// it was changed.
     pub fn open(&self, message_id: Uuid, envelope: &[u8]) -> Result<Vec<u8>, Error> {
-        let cipher = self.0.as_ref().ok_or(Error::Sealed("it is encrypted, and QUEEN_ENCRYPTION_KEY is not set"))?;
-        opened(cipher, message_id, envelope).ok_or(Error::Sealed(
-            "QUEEN_ENCRYPTION_KEY does not open it: it was encrypted with another key, or altered since",
-        ))
+        let sealed = |why: &str| Error::Sealed(why.to_owned());
+        let cipher = self.0.as_ref().ok_or_else(|| sealed("it is encrypted, and QUEEN_ENCRYPTION_KEY is not set"))?;
+        opened(cipher, message_id, envelope).ok_or_else(|| {
+            sealed("QUEEN_ENCRYPTION_KEY does not open it: it was encrypted with another key, or altered since")
+        })
     }
 }
 

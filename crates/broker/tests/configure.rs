@@ -267,7 +267,7 @@ async fn a_bad_option_is_refused_by_name_and_stores_nothing() {
         ("retentionSeconds", json!(1e30)),
         ("completedRetentionSeconds", json!(u64::MAX)),
         ("maxWaitTimeSeconds", json!(2_147_483_648_i64)),
-        ("encryptionEnabled", json!(true)),
+        ("encryptionEnabled", json!(1)),
         ("encryptionEnabled", json!("no")),
         ("dedupWindowSeconds", json!(-1)),
     ] {
@@ -285,7 +285,7 @@ async fn a_bad_option_is_refused_by_name_and_stores_nothing() {
 async fn the_edges_of_the_ranges_are_taken() {
     let broker = Broker::start().await;
     for options in [
-        json!({"leaseTime": 1, "retryLimit": 0, "retentionSeconds": 0, "dedupWindowSeconds": 0, "encryptionEnabled": false}),
+        json!({"leaseTime": 1, "retryLimit": 0, "retentionSeconds": 0, "dedupWindowSeconds": 0, "encryptionEnabled": true}),
         json!({"leaseTime": 31_536_000, "retryLimit": i32::MAX, "retentionSeconds": i32::MAX, "maxWaitTimeSeconds": i32::MAX}),
     ] {
         let answer = configure(&broker, json!({"queue": "q", "options": options})).await;

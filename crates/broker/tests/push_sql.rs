@@ -197,6 +197,7 @@ async fn what_the_index_vouches_for_counts_only_for_a_window_no_longer() {
         blobs: vec![b"x"],
         verified: vec![verified],
         windows: vec![window],
+        sealed: None,
     };
     for batch in [with(-1, 3600), with(0, 3599)] {
         let (pushed, _) = log_push_batch_v1(&conn, &batch, None).await.expect("pushes");
@@ -220,6 +221,7 @@ async fn a_missing_partition_is_a_retryable_race_and_writes_nothing() {
         blobs: vec![b"x", b"x"],
         verified: vec![-1, -1],
         windows: vec![0, 0],
+        sealed: None,
     };
     let error = log_push_batch_v1(&client, &batch, None).await.expect_err("one is missing");
     assert!(matches!(&error, Error::Retryable(text) if text == "QMULTI resolved 1 of 2 segments"), "{error}");
@@ -278,6 +280,7 @@ async fn a_short_lock_wait_is_for_that_transaction_only() {
         blobs: vec![b"x"],
         verified: vec![-1],
         windows: vec![0],
+        sealed: None,
     };
     let error = log_push_batch_v1(&client, &batch, Some(20)).await.expect_err("held");
     assert!(matches!(error, Error::LockTimeout), "{error}");

@@ -14,16 +14,16 @@ const LONG_FUNCTIONS: &[&str] = &[];
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("id", &["error"]),
-    ("seal", &["error"]),
     ("segment", &["error", "id"]),
     ("dedup", &["error", "id"]),
     ("db", &["error", "id"]),
+    ("seal", &["db", "error"]),
     ("embedded", &[]),
     ("config", &["db", "seal"]),
     ("logging", &["config"]),
     ("wake", &["db", "error", "id"]),
     ("telemetry", &["db", "error", "id"]),
-    ("bundle", &["db", "dedup", "error", "id", "segment"]),
+    ("bundle", &["db", "dedup", "error", "id", "seal", "segment"]),
     ("http", &["bundle", "db", "dedup", "error", "id", "seal", "segment", "telemetry", "wake"]),
     ("retention", &["config", "db", "error", "id"]),
     (

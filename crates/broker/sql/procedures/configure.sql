@@ -167,3 +167,11 @@ begin
         'namespace', v_options -> 'namespace', 'task', v_options -> 'task', 'storage', 'segments',
         'options', v_options - '{namespace,task}'::text[]);
 end $$;
+
+-- How many queues want their payloads encrypted, of all tenants.
+--
+-- Lock:   none.
+-- Result: a count.
+create or replace function queen.encrypted_queues_v1() returns bigint stable language sql as $$
+    select count(*) from queen.queues where encryption_enabled
+$$;

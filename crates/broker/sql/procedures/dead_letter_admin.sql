@@ -1,5 +1,10 @@
 -- Dead letters in an operator's hands: moved there, picked, deleted, replayed.
 
+-- Earlier shapes, which a call would match as well.
+drop function if exists queen.log_dlq_move_v1(uuid, text, bigint, uuid, text, text, text);
+drop function if exists queen.log_dlq_letters_v1(uuid[], bigint, uuid);
+drop function if exists queen.log_dlq_replay_v1(uuid[], uuid[], int[], bytea[], bytea[]);
+
 -- Files the message that a group wants next as a dead letter, and moves the group's cursor past it.
 --
 -- Lock:   the partition's row for key share, then the group's cursor.
@@ -8,7 +13,8 @@
 --         letter. A live lease is somebody's work under way. Queue mode enters a partition that no group consumes, as
 --         its first pop would; beside named groups that pop may never come, and the cursor would hold retention up.
 create or replace function queen.log_dlq_move_v1(
-    p_pid uuid, p_group text, p_offset bigint, p_message_id uuid, p_transaction_id text, p_payload text, p_error text
+    p_pid uuid, p_group text, p_offset bigint, p_message_id uuid, p_transaction_id text, p_payload text, p_error text,
+    p_trace_id uuid default null, p_producer text default null, p_is_encrypted boolean default false
 ) returns jsonb language plpgsql as $$
 declare
     v_log_start bigint;
@@ -54,7 +60,8 @@ begin
     end if;
     -- What is left of an expired lease may end before the message, where retention has deleted what was leased.
     perform queen.log_cursor_move_v1(p_pid, p_group, v_cursor.committed, 'retry');
-    return queen.log_dlq_head_v1(p_pid, p_group, '', p_offset, p_message_id, p_transaction_id, p_payload, p_error);
+    return queen.log_dlq_head_v1(p_pid, p_group, '', p_offset, p_message_id, p_transaction_id, p_payload, p_error,
+        p_trace_id, p_producer, p_is_encrypted);
 end
 $$;
 
@@ -136,11 +143,15 @@ $$;
 create or replace function queen.log_dlq_letters_v1(
     p_ids uuid[], p_bytes bigint, p_tenant uuid default '00000000-0000-0000-0000-000000000001'
 ) returns table (
-    ordinal bigint, id uuid, partition_id uuid, queue text, partition text, "offset" bigint, payload text
+    ordinal bigint, id uuid, partition_id uuid, queue text, partition text, "offset" bigint, payload text,
+    message_id uuid, trace_id uuid, producer text, is_encrypted boolean, queue_is_encrypted boolean
 ) language sql stable as $$
-    select l.ordinal, l.id, l.partition_id, l.queue, l.partition, l."offset", l.payload
+    select l.ordinal, l.id, l.partition_id, l.queue, l.partition, l."offset", l.payload, l.message_id, l.trace_id,
+        l.producer, l.is_encrypted, l.queue_is_encrypted
     from (
         select i.ordinal, d.id, d.partition_id, q.name as queue, p.name as partition, d."offset", d.payload,
+            d.message_id, d.trace_id, d.producer, d.is_encrypted,
+            coalesce(q.encryption_enabled, false) as queue_is_encrypted,
             coalesce(sum(octet_length(d.payload)) over (
                 order by i.ordinal rows between unbounded preceding and 1 preceding), 0) as before
         from unnest(p_ids) with ordinality i (id, ordinal)
@@ -160,13 +171,14 @@ $$;
 --         again at what is left.
 -- Why:    their transaction ids are new, so no sidecar is searched for them: the highest offset counts as verified.
 create or replace function queen.log_dlq_replay_v1(
-    p_ids uuid[], p_pids uuid[], p_counts int[], p_hashes bytea[], p_blobs bytea[]
+    p_ids uuid[], p_pids uuid[], p_counts int[], p_hashes bytea[], p_blobs bytea[], p_sealed boolean[] default null
 ) returns void language plpgsql as $$
 declare
     v_deleted int;
 begin
     perform queen.log_push_batch_v1(p_pids, p_counts, p_hashes, p_blobs,
-        array_fill(9223372036854775807, array[cardinality(p_pids)]), array_fill(2147483647, array[cardinality(p_pids)]));
+        array_fill(9223372036854775807, array[cardinality(p_pids)]), array_fill(2147483647, array[cardinality(p_pids)]),
+        null, p_sealed);
     perform from queen.log_dlq d where d.id = any (p_ids) and d.partition_id = any (p_pids) order by d.id for update;
     delete from queen.log_dlq d where d.id = any (p_ids) and d.partition_id = any (p_pids);
     get diagnostics v_deleted = row_count;

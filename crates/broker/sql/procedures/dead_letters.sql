@@ -1,5 +1,10 @@
 -- Dead letters: file the head of a batch or of a partition, list, delete and replay what was filed.
 
+-- Earlier shapes, which a call would match as well.
+drop function if exists queen.log_dlq_head_v1(uuid, text, text, bigint, uuid, text, text, text);
+drop function if exists queen.log_dlq_head_multi_v1(uuid[], text[], text[], bigint[], uuid[], text[], text[], text[]);
+drop function if exists queen.log_dlq_list_v1(text, text, text, timestamptz, timestamptz, int, int, uuid);
+
 -- Files the message at p_offset as a dead letter, moves the cursor past it and ends the lease.
 --
 -- Lock:   the partition's row for key share, then this group's cursor. The first keeps cleanup, which spares a
@@ -10,7 +15,7 @@
 --         may have been given the message since. A NULL payload says that its segment was gone.
 create or replace function queen.log_dlq_head_v1(
     p_pid uuid, p_group text, p_worker text, p_offset bigint, p_message_id uuid, p_transaction_id text, p_payload text,
-    p_error text
+    p_error text, p_trace_id uuid default null, p_producer text default null, p_is_encrypted boolean default false
 ) returns jsonb language plpgsql as $$
 declare
     v_partition record;
@@ -34,9 +39,10 @@ begin
         return queen.log_ack_refused_v1('position beyond the leased batch');
     end if;
     insert into queen.log_dlq (
-        partition_id, consumer_group, "offset", message_id, transaction_id, payload, error, retry_count, failed_at)
+        partition_id, consumer_group, "offset", message_id, transaction_id, payload, error, retry_count, failed_at,
+        trace_id, producer, is_encrypted)
     values (p_pid, p_group, p_offset, p_message_id, p_transaction_id, p_payload, p_error, v_cursor.batch_retry_count,
-        clock_timestamp());
+        clock_timestamp(), p_trace_id, p_producer, coalesce(p_is_encrypted, false));
     perform queen.log_cursor_move_v1(p_pid, p_group, p_offset, 'done');
     if p_offset < v_partition.last_offset then
         v_wake := jsonb_build_object('queue', v_partition.queue, 'partition', v_partition.name);
@@ -51,7 +57,8 @@ $$;
 -- Result: array of its results, in input order.
 create or replace function queen.log_dlq_head_multi_v1(
     p_pids uuid[], p_groups text[], p_workers text[], p_offsets bigint[], p_message_ids uuid[],
-    p_transaction_ids text[], p_payloads text[], p_errors text[]
+    p_transaction_ids text[], p_payloads text[], p_errors text[], p_trace_ids uuid[] default null,
+    p_producers text[] default null, p_are_encrypted boolean[] default null
 ) returns jsonb language plpgsql as $$
 declare
     v_letter  record;
@@ -60,13 +67,14 @@ begin
     perform from queen.log_partitions p where p.id = any (p_pids) order by p.id for key share;
     for v_letter in
         select l.* from unnest(p_pids, p_groups, p_workers, p_offsets, p_message_ids, p_transaction_ids, p_payloads,
-            p_errors) with ordinality
-            as l (pid, "group", worker, "offset", message_id, transaction_id, payload, error, ordinal)
+            p_errors, p_trace_ids, p_producers, p_are_encrypted) with ordinality as l (pid, "group", worker, "offset",
+            message_id, transaction_id, payload, error, trace_id, producer, is_encrypted, ordinal)
         order by l.pid, l."group", l.ordinal
     loop
         v_results[v_letter.ordinal] := queen.log_dlq_head_v1(
             v_letter.pid, v_letter."group", v_letter.worker, v_letter."offset", v_letter.message_id,
-            v_letter.transaction_id, v_letter.payload, v_letter.error);
+            v_letter.transaction_id, v_letter.payload, v_letter.error, v_letter.trace_id, v_letter.producer,
+            v_letter.is_encrypted);
     end loop;
     return to_jsonb(v_results);
 end
@@ -97,7 +105,8 @@ create or replace function queen.log_dlq_list_v1(
     p_tenant uuid default '00000000-0000-0000-0000-000000000001'
 ) returns table (
     total bigint, id uuid, partition_id uuid, queue text, partition text, consumer_group text, "offset" bigint,
-    message_id uuid, transaction_id text, payload text, error text, retry_count int, failed_at timestamptz
+    message_id uuid, transaction_id text, payload text, error text, retry_count int, failed_at timestamptz,
+    trace_id uuid, producer text, is_encrypted boolean
 ) language sql stable as $$
     with lanes as materialized (
         select p.id, p.name as partition, q.name as queue
@@ -113,7 +122,8 @@ create or replace function queen.log_dlq_list_v1(
         select * from letters l order by l.failed_at desc, l.id desc limit p_limit offset p_offset
     )
     select n.total, page.id, page.partition_id, page.queue, page.partition, page.consumer_group, page."offset",
-        page.message_id, page.transaction_id, page.payload, page.error, page.retry_count, page.failed_at
+        page.message_id, page.transaction_id, page.payload, page.error, page.retry_count, page.failed_at,
+        page.trace_id, page.producer, page.is_encrypted
     from (select count(*) as total from letters) n left join page on true
     order by page.failed_at desc, page.id desc
 $$;

@@ -261,6 +261,9 @@ as $$
     limit 1
 $$;
 
+-- An earlier shape, which answers less.
+drop function if exists queen.get_message_v1(uuid, text, bytea, uuid);
+
 -- Reads one message: the newest with a transaction id, and the newest dead letter with it.
 --
 -- Lock:   none.
@@ -274,11 +277,12 @@ create or replace function queen.get_message_v1(
     created_at timestamptz, blob bytea, status text, lease_expires_at timestamptz, retry_count int,
     group_names text[], group_consumed boolean[], group_leases timestamptz[],
     letter_id uuid, letter_offset bigint, letter_message_id uuid, letter_payload text, letter_error text,
-    letter_retry_count int, letter_failed_at timestamptz
+    letter_retry_count int, letter_failed_at timestamptz, letter_trace_id uuid, letter_producer text,
+    letter_is_encrypted boolean
 ) language sql stable as $$
     select q.name, p.name, q.namespace, q.task, queen.queue_options(q), s.base_offset, m.off, s.created_at, s.blob,
         state.r_status, state.r_lease, g.retries, g.names, g.consumed, g.leases, d.id, d."offset", d.message_id,
-        d.payload, d.error, coalesce(d.retry_count, 0), d.failed_at
+        d.payload, d.error, coalesce(d.retry_count, 0), d.failed_at, d.trace_id, d.producer, d.is_encrypted
     from queen.log_partitions p
     join queen.queues q on q.id = p.queue_id
     cross join lateral queen.log_message_offset_v1(p.id, p_hash) m (off)

@@ -70,3 +70,15 @@ begin
     return queen.log_partition_ids_v1(p_queues, p_partitions, p_tenants);
 end
 $$;
+
+-- Which queues want their payloads encrypted.
+--
+-- Lock:   none.
+-- Result: an array in input order; false for a queue that does not exist, since one that a push makes is not.
+create or replace function queen.log_queue_encryption_v1(p_queues text[], p_tenants uuid[] default null)
+returns boolean[] language sql stable as $$
+    select array_agg(coalesce(q.encryption_enabled, false) order by i.ord)
+    from unnest(p_queues, p_tenants) with ordinality i (queue, tenant, ord)
+    left join queen.queues q
+      on q.tenant_id = coalesce(i.tenant, '00000000-0000-0000-0000-000000000001') and q.name = i.queue
+$$;

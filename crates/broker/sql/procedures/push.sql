@@ -96,6 +96,9 @@ begin
 end
 $$;
 
+-- An earlier shape, which a call would match as well.
+drop function if exists queen.log_push_batch_v1(uuid[], int[], bytea[], bytea[], bigint[], int[], int);
+
 -- Appends one segment to each of many partitions: one transaction, all or (but for duplicates) nothing.
 --
 -- Lock:   the partition rows, ascending by id, in one statement, and not their keys: a foreign key that
@@ -106,9 +109,11 @@ $$;
 --         up to offset p_verified is known to differ. That counts only if the window is still no longer.
 --         The stamp is taken under the locks, so that it never falls along the offsets of a partition.
 --         Segments are inserted before the row is updated: their foreign key then finds its lock held.
+--         p_sealed says which blobs have their payloads encrypted. One that is not as its queue wants it raises QN005:
+--         whatever a server remembers, nothing is stored in clear once encryption is on. NULL is not compared.
 create or replace function queen.log_push_batch_v1(
     p_pids uuid[], p_counts int[], p_hashes bytea[], p_blobs bytea[], p_verified bigint[], p_windows int[],
-    p_lock_ms int default null,
+    p_lock_ms int default null, p_sealed boolean[] default null,
     out o_bases bigint[], out o_windows int[], out o_created_at timestamptz,
     out o_dup_elements int[], out o_dup_indexes int[], out o_dup_offsets bigint[]
 ) language plpgsql
@@ -121,6 +126,7 @@ declare
     v_probe    boolean;
     v_valid    boolean;
     v_written  timestamptz[];
+    v_reseal   boolean;
 begin
     if p_lock_ms is not null then
         perform set_config('lock_timeout', p_lock_ms::text, true);
@@ -128,14 +134,15 @@ begin
     select array_agg(l.last_offset + 1), array_agg(l.dedup_window_seconds), array_agg(l.last_write_at),
            array_agg(l.verified), array_agg(l.txns_start),
            bool_or(l.dedup_window_seconds > 0 and greatest(l.verified, l.txns_start - 1) < l.last_offset),
-           bool_and(l.n > 0 and octet_length(l.hashes) = 16 * l.n)
-    into o_bases, o_windows, v_written, v_verified, v_starts, v_probe, v_valid
+           bool_and(l.n > 0 and octet_length(l.hashes) = 16 * l.n), bool_or(l.sealed <> l.encryption_enabled)
+    into o_bases, o_windows, v_written, v_verified, v_starts, v_probe, v_valid, v_reseal
     from (
         select k.* from (
             select i.ord, i.n, i.hashes, p.last_offset, p.txns_start, p.last_write_at, q.dedup_window_seconds,
+                   i.sealed, coalesce(q.encryption_enabled, false) as encryption_enabled,
                    case when q.dedup_window_seconds <= i.win then i.verified else -1 end as verified
-            from unnest(p_pids, p_counts, p_hashes, p_verified, p_windows)
-                 with ordinality i (pid, n, hashes, verified, win, ord)
+            from unnest(p_pids, p_counts, p_hashes, p_verified, p_windows, p_sealed)
+                 with ordinality i (pid, n, hashes, verified, win, sealed, ord)
             join queen.log_partitions p on p.id = i.pid
             join queen.queues q on q.id = p.queue_id
             order by p.id
@@ -149,6 +156,9 @@ begin
     end if;
     if v_valid is not true then
         raise exception 'QPUSH bad segment: its hashes are not 16 bytes a message' using errcode = '22023';
+    end if;
+    if v_reseal then
+        raise exception 'QSEAL the encryption of a queue was switched' using errcode = 'QN005';
     end if;
     o_created_at := clock_timestamp();
 

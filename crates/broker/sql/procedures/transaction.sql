@@ -53,11 +53,12 @@ begin
     from (
         select array_agg((e.p ->> 'count')::int order by e.ord) as counts,
             array_agg(decode(e.p ->> 'hashes', 'hex') order by e.ord) as hashes,
-            array_agg(decode(e.p ->> 'blob', 'hex') order by e.ord) as blobs
+            array_agg(decode(e.p ->> 'blob', 'hex') order by e.ord) as blobs,
+            array_agg((e.p ->> 'sealed')::boolean order by e.ord) as sealed
         from jsonb_array_elements(p_pushes) with ordinality as e (p, ord)
     ) a
     cross join lateral queen.log_push_batch_v1(
-        v_pids, a.counts, a.hashes, a.blobs, '{}', '{}') r;
+        v_pids, a.counts, a.hashes, a.blobs, '{}', '{}', null, a.sealed) r;
     if v_pushed.o_dup_elements is not null then
         v_dup := p_pushes -> (v_pushed.o_dup_elements[1] - 1);
         raise exception 'QDUP transaction id % is already stored in partition % of queue %',
@@ -129,7 +130,8 @@ begin
         if found then
             v_filed := queen.log_dlq_head_v1(v_pid, v_group, v_worker, (v_letter ->> 'offset')::bigint,
                 (v_letter ->> 'messageId')::uuid, v_letter ->> 'transactionId', v_letter ->> 'payload',
-                v_letter ->> 'error');
+                v_letter ->> 'error', (v_letter ->> 'traceId')::uuid, v_letter ->> 'producer',
+                (v_letter ->> 'isEncrypted')::boolean);
             if not (v_filed ->> 'success')::boolean then
                 raise exception 'QTXN %: partition %, group %', v_filed ->> 'error', v_pid, v_group
                     using errcode = 'QN002';
@@ -151,10 +153,11 @@ $$;
 -- Why:    the payload of a dead letter is inside a compressed segment, which only the caller can open. It is
 --         rarely needed, so the caller is told, everything rolls back, and it asks again with the letters.
 --
--- p_request: {"tenant", "pushes": [{"queue", "partition", "count", "hashes", "blob", "transactionIds"}],
+-- p_request: {"tenant", "pushes": [{"queue", "partition", "count", "hashes", "blob", "sealed", "transactionIds"}],
 --   "acks": [{"partitionId", "group", "workers", "hashes", "statuses", "transactionIds"}],
---   "letters": [{"partitionId", "group", "offset", "messageId", "transactionId", "payload", "error"}]}; hashes and
---   blob are hexadecimal, statuses are joined by commas, an empty tenant is the default one.
+--   "letters": [{"partitionId", "group", "offset", "messageId", "transactionId", "payload", "error", "traceId",
+--   "producer", "isEncrypted"}]}; hashes and blob are hexadecimal, statuses are joined by commas, an empty tenant is
+--   the default one.
 create or replace function queen.log_transaction_wire_v1(p_request jsonb) returns jsonb language plpgsql as $$
 declare
     v_tenant     uuid := coalesce((p_request ->> 'tenant')::uuid, '00000000-0000-0000-0000-000000000001');

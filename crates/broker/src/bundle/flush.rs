@@ -1,5 +1,7 @@
 //! One bundle from packing to its answers.
 
+mod sealing;
+
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -29,6 +31,7 @@ struct Flight {
     groups: Vec<Waiting>,
     /// Of every message of every group, in order.
     outcomes: Vec<Option<Outcome>>,
+    is_sealed: bool,
 }
 
 impl Drop for Flight {
@@ -42,6 +45,11 @@ impl Drop for Flight {
 impl Flight {
     fn messages(&self) -> impl Iterator<Item = &Message> {
         self.groups.iter().flat_map(|group| &group.messages)
+    }
+
+    /// What the database compares with the queue: without a key there is no choice.
+    fn sealed(&self) -> Option<bool> {
+        self.shared.sealing.sealer().has_key().then_some(self.is_sealed)
     }
 
     fn answer(mut self) {
@@ -91,17 +99,21 @@ impl<'a> Flush<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>, taken: Vec<Taken>) -> Self {
         let flight = |Taken { name, groups }| {
             let count = groups.iter().map(|group: &Waiting| group.messages.len()).sum();
-            Flight { shared: shared.clone(), name, groups, outcomes: vec![None; count] }
+            Flight { shared: shared.clone(), name, groups, outcomes: vec![None; count], is_sealed: false }
         };
         Self { shared, flights: taken.into_iter().map(flight).collect() }
     }
 
-    pub(super) async fn run(self, packer: &mut Packer) {
+    pub(super) async fn run(mut self, packer: &mut Packer) {
         let started = Instant::now();
+        if let Err(error) = sealing::settle(self.shared, &mut self.flights).await {
+            let error = Arc::new(error);
+            return self.flights.into_iter().for_each(|flight| flight.fail(&error));
+        }
         let mut elements: Vec<Element> = self.flights.into_iter().filter_map(|flight| pack(flight, packer)).collect();
         counter!("ebbtide_push_bundles_total").increment(1);
         counter!("ebbtide_push_segments_total").increment(elements.len() as u64);
-        match write(self.shared, &mut elements, Some(LOCK_MS)).await {
+        match write(self.shared, &mut elements, Some(LOCK_MS), packer).await {
             Ok(pushed) => finish(self.shared, elements, pushed, packer).await,
             Err(error) if is_worth_splitting(&error) => split(self.shared, elements, packer, error).await,
             Err(error) => fail(elements, error),
@@ -115,24 +127,7 @@ fn pack(flight: Flight, packer: &mut Packer) -> Option<Element> {
     let open = flight.outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_none());
     // Made here, in offset order and with the partition in flight, so that ids sort along the partition.
     let frames: Vec<(usize, Uuid)> = open.map(|(position, _)| (position, new_message_id())).collect();
-    let minted: Vec<Option<String>> = flight
-        .messages()
-        .zip(&flight.outcomes)
-        .filter(|(_, outcome)| outcome.is_none())
-        .zip(&frames)
-        .map(|((message, _), (_, id))| message.transaction_id.is_none().then(|| id.to_string()))
-        .collect();
-    let messages = flight.messages().zip(&flight.outcomes).filter(|(_, outcome)| outcome.is_none());
-    let packed =
-        packer.pack(messages.zip(&frames).zip(&minted).map(|(((message, _), (_, message_id)), minted)| Frame {
-            message_id: *message_id,
-            trace_id: message.trace_id,
-            transaction_id: message.transaction_id.as_ref().or(minted.as_ref()).expect("given or minted"),
-            producer: None,
-            is_encrypted: false,
-            payload: &message.payload,
-        }));
-    match packed {
+    match segment(&flight, &frames, packer) {
         Ok(packed) => {
             let hint = flight.shared.index.hint(&flight.name, &packed.hashes);
             Some(Element { flight, packed, frames, partition_id: hint.partition_id, hint })
@@ -144,18 +139,50 @@ fn pack(flight: Flight, packer: &mut Packer) -> Option<Element> {
     }
 }
 
+/// Packs the messages of a flight that `frames` names, sealed if the queue wants it.
+fn segment(flight: &Flight, frames: &[(usize, Uuid)], packer: &mut Packer) -> Result<Packed, Error> {
+    let all: Vec<&Message> = flight.messages().collect();
+    let messages = frames.iter().map(|(position, id)| (all[*position], *id));
+    let minted: Vec<Option<String>> =
+        messages.clone().map(|(message, id)| message.transaction_id.is_none().then(|| id.to_string())).collect();
+    let sealer = flight.shared.sealing.sealer();
+    let sealed: Vec<Vec<u8>> = if flight.is_sealed {
+        messages
+            .clone()
+            .map(|(message, id)| sealer.seal(id, &message.payload).expect("wanted only with a key"))
+            .collect()
+    } else {
+        Vec::new()
+    };
+    packer.pack(messages.zip(&minted).enumerate().map(|(index, ((message, message_id), minted))| Frame {
+        message_id,
+        trace_id: message.trace_id,
+        transaction_id: message.transaction_id.as_ref().or(minted.as_ref()).expect("given or minted"),
+        producer: message.producer.as_deref(),
+        is_encrypted: flight.is_sealed,
+        payload: sealed.get(index).map_or(&message.payload, Vec::as_slice),
+    }))
+}
+
 /// One call for all of `elements`. A lost race is tried again, with the partitions made anew.
 async fn write(
-    shared: &Shared, elements: &mut [Element], lock_ms: Option<i32>,
+    shared: &Shared, elements: &mut [Element], lock_ms: Option<i32>, packer: &mut Packer,
 ) -> Result<(Vec<Pushed>, Timestamp), Error> {
     let conn = shared.db.conn().await?;
     let mut attempt = 1;
     loop {
         let error = match write_once(&conn, elements, lock_ms).await {
-            Err(error @ (Error::Retryable(_) | Error::ForeignKey)) if attempt < ATTEMPTS_MAX => error,
+            Err(error @ (Error::Retryable(_) | Error::ForeignKey | Error::EncryptionChanged))
+                if attempt < ATTEMPTS_MAX =>
+            {
+                error
+            }
             result => return result,
         };
         debug!(target: "http", %error, attempt, "push lost a race");
+        if matches!(error, Error::EncryptionChanged) {
+            sealing::pack_anew(shared, &conn, elements, packer).await?;
+        }
         for element in &mut *elements {
             element.partition_id = None;
         }
@@ -192,7 +219,8 @@ fn batch<'a>(elements: &'a [Element], ids: &[PartitionId]) -> Batch<'a> {
         hashes: each.clone().map(|element| element.packed.hashes.as_slice()).collect(),
         blobs: each.clone().map(|element| element.packed.blob.as_slice()).collect(),
         verified: each.clone().zip(ids).map(verified).collect(),
-        windows: each.map(|element| element.hint.window_seconds).collect(),
+        windows: each.clone().map(|element| element.hint.window_seconds).collect(),
+        sealed: each.map(|element| element.flight.sealed()).collect(),
     }
 }
 
@@ -210,7 +238,7 @@ async fn split(shared: &Arc<Shared>, elements: Vec<Element>, packer: &mut Packer
     }
     for element in elements {
         let mut alone = vec![element];
-        match write(shared, &mut alone, Some(LOCK_MS)).await {
+        match write(shared, &mut alone, Some(LOCK_MS), packer).await {
             Ok(pushed) => finish(shared, alone, pushed, packer).await,
             Err(Error::LockTimeout) => {
                 tokio::spawn(wait_for_lock(shared.clone(), alone));
@@ -222,14 +250,12 @@ async fn split(shared: &Arc<Shared>, elements: Vec<Element>, packer: &mut Packer
 
 async fn wait_for_lock(shared: Arc<Shared>, mut elements: Vec<Element>) {
     let _permit = shared.patient.acquire().await.expect("never closed");
-    match write(&shared, &mut elements, None).await {
-        Ok(pushed) => {
-            let mut packer = shared.packer();
-            finish(&shared, elements, pushed, &mut packer).await;
-            shared.keep_packer(packer);
-        }
+    let mut packer = shared.packer();
+    match write(&shared, &mut elements, None, &mut packer).await {
+        Ok(pushed) => finish(&shared, elements, pushed, &mut packer).await,
         Err(error) => fail(elements, error),
     }
+    shared.keep_packer(packer);
 }
 
 fn fail(elements: Vec<Element>, error: Error) {
@@ -294,7 +320,7 @@ async fn without_duplicates(
         }
         let Some(rest) = pack(flight, packer) else { return };
         let mut rest = [rest];
-        let result = write(shared, &mut rest, None).await;
+        let result = write(shared, &mut rest, None, packer).await;
         [element] = rest;
         let (pushed, stamp) = match result {
             Ok((mut pushed, stamp)) => (pushed.pop().expect("one answer an element"), stamp),

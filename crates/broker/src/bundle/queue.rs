@@ -139,8 +139,12 @@ mod tests {
 
     fn group(ids: &[&str], payload_bytes: usize) -> Waiting {
         let payload = Bytes::from(vec![b' '; payload_bytes]);
-        let message =
-            |id: &&str| Message { transaction_id: Some((*id).to_owned()), trace_id: None, payload: payload.clone() };
+        let message = |id: &&str| Message {
+            transaction_id: Some((*id).to_owned()),
+            trace_id: None,
+            producer: None,
+            payload: payload.clone(),
+        };
         let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("free");
         Waiting {
             messages: ids.iter().map(message).collect(),

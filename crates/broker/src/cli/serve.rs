@@ -14,6 +14,7 @@ use super::database::{self, Opened};
 use crate::bundle::Limits;
 use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
+use crate::db::configure::encrypted_queues_v1;
 use crate::http::{self, App, PopWait, Settings};
 use crate::retention;
 use crate::seal::Sealer;
@@ -80,11 +81,29 @@ async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListene
     database::prepare_schema(opened, database.apply_schema).await?;
     let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
     let app = App::new(db, http_settings(server, messaging, retention));
+    warn_about_clear_text(&app).await?;
     let listener = match TcpListener::bind(server.listen).await {
         Ok(listener) => listener,
         Err(error) => bail!("cannot listen on {}: {error}; PORT and QUEEN_BIND_ADDR choose another", server.listen),
     };
     Ok((listener, app))
+}
+
+/// A queue that asks for encryption gets none from a server without the key.
+async fn warn_about_clear_text(app: &App) -> anyhow::Result<()> {
+    if app.settings.sealer.has_key() {
+        return Ok(());
+    }
+    let queues = encrypted_queues_v1(&app.db.conn().await?).await?;
+    if 0 < queues {
+        warn!(
+            target: "serve",
+            queues,
+            "queues want their payloads encrypted, but QUEEN_ENCRYPTION_KEY is not set: this server stores them in clear \
+             and cannot read what is encrypted"
+        );
+    }
+    Ok(())
 }
 
 fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) -> Settings {

@@ -101,8 +101,9 @@ settings! {
     log_rates_ms = "QUEEN_LOG_RATES_MS": Inert { why: "rates are read from /metrics/prometheus" };
     /// Queues named in the rate report.
     log_topn_queues = "QUEEN_LOG_TOPN_QUEUES": Inert { why: "rates are read from /metrics/prometheus" };
-    /// Key of payload encryption. Payloads are stored in clear.
-    encryption_key = "QUEEN_ENCRYPTION_KEY": Hidden { accepts: "64 hex digits; no effect: payloads are stored in clear" };
+    /// Key that encrypts the payloads of queues with `encryptionEnabled`. Every server of a database needs the same one;
+    /// without it what is encrypted cannot be read, and what is pushed is stored in clear.
+    encryption_key = "QUEEN_ENCRYPTION_KEY": Hidden { accepts: "64 hex digits" };
     /// Token authentication. Asking for it stops the start: this version has none.
     jwt_enabled = "JWT_ENABLED": Flag { default: false };
     /// Tenants by request header. Asking for it stops the start: this version serves one tenant.

@@ -45,6 +45,14 @@ pub async fn configure_queue_v1(
     Ok(ConfiguredQueue { queue_id: QueueId(queue_id), namespace, task, storage, options })
 }
 
+/// `queen.encrypted_queues_v1`
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn encrypted_queues_v1(db: &(impl Sql + Sync)) -> Result<i64, Error> {
+    Ok(db.row("select queen.encrypted_queues_v1()", &[]).await?.try_get(0)?)
+}
+
 /// What a queue delete found and did.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct DeletedQueue {

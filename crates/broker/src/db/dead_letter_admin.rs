@@ -16,7 +16,7 @@ use crate::id::{Offset, PartitionId};
 pub async fn log_dlq_move_v1(
     db: &(impl Sql + Sync), pid: PartitionId, group: &str, letter: &Letter,
 ) -> Result<Acked, Error> {
-    let query = "select queen.log_dlq_move_v1($1, $2, $3, $4, $5, $6, $7)";
+    let query = "select queen.log_dlq_move_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
     let row = db
         .row(
             query,
@@ -28,6 +28,9 @@ pub async fn log_dlq_move_v1(
                 (&letter.transaction_id, Type::TEXT),
                 (&letter.payload, Type::TEXT),
                 (&letter.error, Type::TEXT),
+                (&letter.trace_id, Type::UUID),
+                (&letter.producer, Type::TEXT),
+                (&letter.is_encrypted, Type::BOOL),
             ],
         )
         .await?;
@@ -102,6 +105,13 @@ pub struct Replayable {
     pub offset: Offset,
     /// `None` if it was lost before it was filed.
     pub payload: Option<String>,
+    pub message_id: Option<Uuid>,
+    pub trace_id: Option<Uuid>,
+    pub producer: Option<String>,
+    /// The payload is sealed for the message id.
+    pub is_encrypted: bool,
+    /// Whether the queue wants its payloads sealed.
+    pub queue_is_encrypted: bool,
 }
 
 /// `queen.log_dlq_letters_v1`: those that still exist, by partition and offset, as far as `bytes` of payload go.
@@ -109,7 +119,8 @@ pub struct Replayable {
 /// # Errors
 /// Whatever the database answers.
 pub async fn log_dlq_letters_v1(db: &(impl Sql + Sync), ids: &[Uuid], bytes: i64) -> Result<Vec<Replayable>, Error> {
-    let query = "select ordinal, id, partition_id, queue, partition, \"offset\", payload
+    let query = "select ordinal, id, partition_id, queue, partition, \"offset\", payload, message_id, trace_id,
+            producer, is_encrypted, queue_is_encrypted
         from queen.log_dlq_letters_v1($1, $2)";
     let rows = db.rows(query, &[(&ids, Type::UUID_ARRAY), (&bytes, Type::INT8)]).await?;
     rows.iter()
@@ -122,6 +133,11 @@ pub async fn log_dlq_letters_v1(db: &(impl Sql + Sync), ids: &[Uuid], bytes: i64
                 partition: row.try_get(4)?,
                 offset: row.try_get(5)?,
                 payload: row.try_get(6)?,
+                message_id: row.try_get(7)?,
+                trace_id: row.try_get(8)?,
+                producer: row.try_get(9)?,
+                is_encrypted: row.try_get(10)?,
+                queue_is_encrypted: row.try_get(11)?,
             })
         })
         .collect()
@@ -135,15 +151,17 @@ pub struct Replay {
     pub counts: Vec<i32>,
     pub hashes: Vec<Vec<u8>>,
     pub blobs: Vec<Vec<u8>>,
+    /// Whether the payloads are encrypted; `None` where that is not compared with the queue.
+    pub sealed: Vec<Option<bool>>,
 }
 
 /// `queen.log_dlq_replay_v1`
 ///
 /// # Errors
-/// [`Error::Retryable`] if a dead letter or a partition is gone, or whatever else the database answers; nothing
+/// [`Error::Retryable`] if a dead letter or a partition is gone, [`Error::EncryptionChanged`], or whatever else the database answers; nothing
 /// happened then.
 pub async fn log_dlq_replay_v1(db: &(impl Sql + Sync), replay: &Replay) -> Result<(), Error> {
-    let query = "select queen.log_dlq_replay_v1($1, $2, $3, $4, $5)";
+    let query = "select queen.log_dlq_replay_v1($1, $2, $3, $4, $5, $6)";
     db.row(
         query,
         &[
@@ -152,6 +170,7 @@ pub async fn log_dlq_replay_v1(db: &(impl Sql + Sync), replay: &Replay) -> Resul
             (&replay.counts, Type::INT4_ARRAY),
             (&replay.hashes, Type::BYTEA_ARRAY),
             (&replay.blobs, Type::BYTEA_ARRAY),
+            (&replay.sealed, Type::BOOL_ARRAY),
         ],
     )
     .await?;

@@ -17,6 +17,11 @@ pub struct Letter {
     pub transaction_id: String,
     pub payload: Option<String>,
     pub error: String,
+    pub trace_id: Option<Uuid>,
+    /// Who pushed it.
+    pub producer: Option<String>,
+    /// The payload is sealed for the message id.
+    pub is_encrypted: bool,
 }
 
 /// `queen.log_dlq_head_multi_v1`
@@ -34,7 +39,10 @@ pub async fn log_dlq_head_multi_v1(
     let transaction_ids: Vec<&str> = letters.iter().map(|(_, letter)| letter.transaction_id.as_str()).collect();
     let payloads: Vec<Option<&str>> = letters.iter().map(|(_, letter)| letter.payload.as_deref()).collect();
     let errors: Vec<&str> = letters.iter().map(|(_, letter)| letter.error.as_str()).collect();
-    let query = "select queen.log_dlq_head_multi_v1($1, $2, $3, $4, $5, $6, $7, $8)";
+    let trace_ids: Vec<Option<Uuid>> = letters.iter().map(|(_, letter)| letter.trace_id).collect();
+    let producers: Vec<Option<&str>> = letters.iter().map(|(_, letter)| letter.producer.as_deref()).collect();
+    let are_encrypted: Vec<bool> = letters.iter().map(|(_, letter)| letter.is_encrypted).collect();
+    let query = "select queen.log_dlq_head_multi_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let row = db
         .row(
             query,
@@ -47,6 +55,9 @@ pub async fn log_dlq_head_multi_v1(
                 (&transaction_ids, Type::TEXT_ARRAY),
                 (&payloads, Type::TEXT_ARRAY),
                 (&errors, Type::TEXT_ARRAY),
+                (&trace_ids, Type::UUID_ARRAY),
+                (&producers, Type::TEXT_ARRAY),
+                (&are_encrypted, Type::BOOL_ARRAY),
             ],
         )
         .await?;
@@ -106,6 +117,9 @@ pub struct Listed {
     pub error: Option<String>,
     pub retry_count: i32,
     pub failed_at: Timestamp,
+    pub trace_id: Option<Uuid>,
+    pub producer: Option<String>,
+    pub is_encrypted: bool,
 }
 
 /// `queen.log_dlq_list_v1`: how many there are in all, and a page of them, newest first.
@@ -116,7 +130,7 @@ pub async fn log_dlq_list_v1(
     db: &impl Sql, filter: &Filter<'_>, limit: i32, offset: i32,
 ) -> Result<(i64, Vec<Listed>), Error> {
     let query = "select total, id, partition_id, queue, partition, consumer_group, \"offset\", message_id,
-            transaction_id, payload, error, coalesce(retry_count, 0), failed_at
+            transaction_id, payload, error, coalesce(retry_count, 0), failed_at, trace_id, producer, is_encrypted
         from queen.log_dlq_list_v1($1, $2, $3, $4, $5, $6, $7)";
     let rows = db
         .rows(
@@ -150,6 +164,9 @@ pub async fn log_dlq_list_v1(
             error: row.try_get(10)?,
             retry_count: row.try_get(11)?,
             failed_at: row.try_get(12)?,
+            trace_id: row.try_get(13)?,
+            producer: row.try_get(14)?,
+            is_encrypted: row.try_get(15)?,
         });
     }
     Ok((total, page))

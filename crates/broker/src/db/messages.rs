@@ -188,6 +188,9 @@ pub struct FoundLetter {
     pub error: Option<String>,
     pub retry_count: i32,
     pub failed_at: Timestamp,
+    pub trace_id: Option<Uuid>,
+    pub producer: Option<String>,
+    pub is_encrypted: bool,
 }
 
 /// `queen.get_message_v1`: `None` if there is no such partition.
@@ -199,7 +202,8 @@ pub async fn get_message_v1(
 ) -> Result<Option<Found>, Error> {
     let query = "select queue, partition, namespace, task, options, base_offset, \"offset\", created_at, blob, status,
             lease_expires_at, retry_count, group_names, group_consumed, group_leases, letter_id, letter_offset,
-            letter_message_id, letter_payload, letter_error, letter_retry_count, letter_failed_at
+            letter_message_id, letter_payload, letter_error, letter_retry_count, letter_failed_at, letter_trace_id,
+            letter_producer, letter_is_encrypted
         from queen.get_message_v1($1, $2, $3)";
     let params = [(&pid.0 as _, Type::UUID), (&transaction_id as _, Type::TEXT), (&hash as _, Type::BYTEA)];
     let rows = db.rows(query, &params).await?;
@@ -222,6 +226,9 @@ pub async fn get_message_v1(
             error: row.try_get(19)?,
             retry_count: row.try_get(20)?,
             failed_at: row.try_get(21)?,
+            trace_id: row.try_get(22)?,
+            producer: row.try_get(23)?,
+            is_encrypted: row.try_get(24)?,
         }),
         None => None,
     };

@@ -42,6 +42,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0005_traces.sql",
     "0006_state.sql",
     "0007_dead_letter_lookup.sql",
+    "0008_dead_letter_origin.sql",
 );
 
 /// Applied again, in this order, whenever one of them differs from what is installed.

@@ -18,6 +18,16 @@ pub async fn log_provision_v1(
     Ok(ids.into_iter().map(|id| id.map(PartitionId)).collect())
 }
 
+/// `queen.log_queue_encryption_v1`: whether each queue wants its payloads encrypted, in the order of the names.
+///
+/// # Errors
+/// Whatever the database answers.
+pub async fn log_queue_encryption_v1(db: &(impl Sql + Sync), queues: &[&str]) -> Result<Vec<bool>, Error> {
+    let query = "select coalesce(queen.log_queue_encryption_v1($1), '{}')";
+    let row = db.row(query, &[(&queues, Type::TEXT_ARRAY)]).await?;
+    Ok(row.try_get(0)?)
+}
+
 /// Segments to append, one to each of several partitions: parallel columns, in any order.
 #[derive(Default)]
 pub struct Batch<'a> {
@@ -29,6 +39,8 @@ pub struct Batch<'a> {
     pub verified: Vec<Offset>,
     /// …within this many seconds.
     pub windows: Vec<i32>,
+    /// Whether the payloads are encrypted; `None` where that is not compared with the queue.
+    pub sealed: Option<Vec<bool>>,
 }
 
 /// What became of one element of a [`Batch`].
@@ -50,12 +62,13 @@ pub enum Written {
 /// `queen.log_push_batch_v1`: one transaction. Also says when the database stamped the segments.
 ///
 /// With `lock_ms` a partition whose lock is held longer fails the whole batch with
-/// [`Error::LockTimeout`]; nothing is written then.
+/// [`Error::LockTimeout`], and one whose queue wants to be encrypted otherwise with [`Error::EncryptionChanged`]; nothing
+/// is written then.
 pub async fn log_push_batch_v1(
     db: &(impl Sql + Sync), batch: &Batch<'_>, lock_ms: Option<i32>,
 ) -> Result<(Vec<Pushed>, Timestamp), Error> {
     let query = "select o_bases, o_windows, o_created_at, o_dup_elements, o_dup_indexes, o_dup_offsets
-        from queen.log_push_batch_v1($1, $2, $3, $4, $5, $6, $7)";
+        from queen.log_push_batch_v1($1, $2, $3, $4, $5, $6, $7, $8)";
     let row = db
         .row(
             query,
@@ -67,6 +80,7 @@ pub async fn log_push_batch_v1(
                 (&batch.verified, Type::INT8_ARRAY),
                 (&batch.windows, Type::INT4_ARRAY),
                 (&lock_ms, Type::INT4),
+                (&batch.sealed, Type::BOOL_ARRAY),
             ],
         )
         .await?;

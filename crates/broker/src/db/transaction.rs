@@ -19,6 +19,8 @@ pub struct Push {
     /// 16 bytes a message, in frame order.
     pub hashes: Vec<u8>,
     pub count: i32,
+    /// Whether the payloads are encrypted; `None` where that is not compared with the queue.
+    pub sealed: Option<bool>,
     /// In frame order; one of them is named if it is stored already.
     pub transaction_ids: Vec<String>,
 }
@@ -79,6 +81,7 @@ fn wire(transaction: &Transaction) -> Value {
             "count": push.count,
             "hashes": hex(&push.hashes),
             "blob": hex(&push.blob),
+            "sealed": push.sealed,
             "transactionIds": push.transaction_ids,
         })
     });
@@ -102,6 +105,9 @@ fn wire(transaction: &Transaction) -> Value {
             "transactionId": letter.transaction_id,
             "payload": letter.payload,
             "error": letter.error,
+            "traceId": letter.trace_id,
+            "producer": letter.producer,
+            "isEncrypted": letter.is_encrypted,
         })
     });
     json!({

@@ -32,6 +32,7 @@ async fn configure(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Va
     let Configure { queue, options } = Configure::read(&body.json()?, cleanup_seconds)?;
     let conn = app.db.conn().await?;
     let stored = configure_queue_v1(&conn, &queue, &options, DEFAULT_TENANT).await?;
+    app.sealing.forget(&queue);
     let effect = Effect::of(&stored.options)?;
     Ok(Json(json!({
         "configured": true,
@@ -43,7 +44,7 @@ async fn configure(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Va
         "storage": stored.storage,
         "options": stored.options,
         "retention": effect.in_force(),
-        "warnings": effect.warnings(cleanup_seconds),
+        "warnings": effect.warnings(cleanup_seconds, app.settings.sealer.has_key()),
     })))
 }
 

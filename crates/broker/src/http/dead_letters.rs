@@ -18,6 +18,7 @@ use super::instant::instant;
 use super::params::Params;
 use crate::db::dead_letters::{Filter, Listed, log_dlq_list_v1};
 use crate::error::Error;
+use crate::seal::Sealer;
 
 const LIMIT_DEFAULT: i64 = 100;
 const LIMIT_MAX: i64 = 1000;
@@ -55,6 +56,10 @@ struct Message {
     error_message: Option<String>,
     retry_count: i32,
     data: Option<Box<RawValue>>,
+    /// `data` is still encrypted, because it does not open here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_encrypted: bool,
+    trace_id: Option<Uuid>,
     producer_sub: Option<String>,
     created_at: String,
     failed_at: String,
@@ -73,7 +78,11 @@ async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>,
     let conn = app.db.conn().await?;
     let within = |number: i64| i32::try_from(number).expect("the range was checked");
     let (total, page) = log_dlq_list_v1(&conn, &filter, within(limit), within(offset)).await?;
-    let messages = page.into_iter().map(Message::from).collect();
+    drop(conn);
+    let sealer = app.settings.sealer.clone();
+    let messages =
+        tokio::task::spawn_blocking(move || page.into_iter().map(|letter| Message::new(letter, &sealer)).collect());
+    let messages = messages.await.expect("opening does not panic and is not aborted");
     Ok(Json(Page { messages, pagination: Pagination { limit, offset }, total }))
 }
 
@@ -85,8 +94,10 @@ fn storable<'a>(field: &'static str, text: Option<&'a str>) -> Result<Option<&'a
     }
 }
 
-impl From<Listed> for Message {
-    fn from(row: Listed) -> Self {
+impl Message {
+    fn new(row: Listed, sealer: &Sealer) -> Self {
+        let shown = row.payload.map(|stored| Shown::new(stored, row.is_encrypted, row.message_id, sealer));
+        let is_encrypted = shown.as_ref().is_some_and(|shown| shown.is_encrypted);
         let failed_at = format!("{:.6}", row.failed_at);
         Self {
             id: row.id,
@@ -99,10 +110,32 @@ impl From<Listed> for Message {
             offset: row.offset,
             error_message: row.error,
             retry_count: row.retry_count,
-            data: row.payload.map(verbatim),
-            producer_sub: None,
+            data: shown.map(|shown| shown.payload),
+            is_encrypted,
+            trace_id: row.trace_id,
+            producer_sub: row.producer,
             created_at: failed_at.clone(),
             failed_at,
+        }
+    }
+}
+
+/// A stored payload as it is shown to an operator.
+pub(super) struct Shown {
+    pub(super) payload: Box<RawValue>,
+    /// It does not open here; what is shown is its sealed form.
+    pub(super) is_encrypted: bool,
+}
+
+impl Shown {
+    pub(super) fn new(stored: String, is_sealed: bool, message_id: Option<Uuid>, sealer: &Sealer) -> Self {
+        if !is_sealed {
+            return Self { payload: verbatim(stored), is_encrypted: false };
+        }
+        let opened = sealer.open(message_id.unwrap_or_default(), stored.as_bytes());
+        match opened.ok().and_then(|clear| String::from_utf8(clear).ok()) {
+            Some(clear) => Self { payload: verbatim(clear), is_encrypted: false },
+            None => Self { payload: verbatim(stored), is_encrypted: true },
         }
     }
 }

@@ -18,14 +18,15 @@ use uuid::Uuid;
 use super::App;
 use super::ack::element::storable;
 use super::body::RawBody;
-use super::dead_letters::replay;
 use super::dead_letters::snapshot::{self, Condemned};
+use super::dead_letters::{Shown, replay};
 use super::path::Segments;
 use super::retry::retried;
 use crate::db::dead_letter_admin::log_dlq_move_v1;
 use crate::db::messages::delete_message_v1;
 use crate::error::Error;
 use crate::id::{PartitionId, QUEUE_MODE, checked_name, checked_transaction_id};
+use crate::seal::Sealer;
 
 /// What is filed if the operator gives no reason.
 const REASON_DEFAULT: &str = "Dead-lettered by an operator";
@@ -148,7 +149,7 @@ impl Move {
 async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Value>, Error> {
     let (group, reason) = Move::parse(body)?;
     let conn = app.db.conn().await?;
-    let found = read::find(&conn, &name).await?;
+    let found = read::find(&conn, &name, &app.settings.sealer).await?;
     let Some(offset) = found.live_offset() else {
         return Err(Error::Conflict("the message is a dead letter already, and its segment is gone".to_owned()));
     };
@@ -201,12 +202,11 @@ struct Opened {
     transaction_id: String,
     trace_id: Option<Uuid>,
     producer: Option<String>,
-    is_encrypted: bool,
-    payload: Box<serde_json::value::RawValue>,
+    shown: Shown,
 }
 
 impl Opened {
-    fn new(segment: &crate::segment::Segment, index: usize) -> Result<Self, Error> {
+    fn new(segment: &crate::segment::Segment, index: usize, sealer: &Sealer) -> Result<Self, Error> {
         let corrupt = |what: &str| Error::Corrupt(format!("segment: {what}"));
         let frame = segment.frame(index).ok_or_else(|| corrupt("it has too few frames"))?;
         let payload = std::str::from_utf8(frame.payload).map_err(|_| corrupt("a payload is not UTF-8"))?;
@@ -215,8 +215,7 @@ impl Opened {
             transaction_id: frame.transaction_id.to_owned(),
             trace_id: frame.trace_id,
             producer: frame.producer.map(str::to_owned),
-            is_encrypted: frame.is_encrypted,
-            payload: super::dead_letters::verbatim(payload.to_owned()),
+            shown: Shown::new(payload.to_owned(), frame.is_encrypted, Some(frame.message_id), sealer),
         })
     }
 }

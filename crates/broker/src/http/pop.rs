@@ -85,7 +85,7 @@ async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {
             for delivery in &leased.deliveries {
                 app.telemetry.popped(&delivery.queue, delivery.take as u64, delivery.created_at);
             }
-            answer::found(&pop, leased).await.unwrap_or_else(|error| refuse(&error))
+            answer::found(&app.settings.sealer, &pop, leased).await.unwrap_or_else(|error| refuse(&error))
         }
         Ok(Waited::Nothing) => {
             if let Source::Queue(queue) | Source::Partition { queue, .. } = &pop.source {

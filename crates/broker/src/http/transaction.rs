@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use bytes::Bytes;
 use serde::Serialize;
 use serde_json::json;
 use tracing::debug;
@@ -23,7 +24,7 @@ use crate::db::Conn;
 use crate::db::ack::Status;
 use crate::db::transaction::{Committed, LetterNeeded, log_transaction_wire_v1};
 use crate::error::Error;
-use plan::{Plan, Step};
+use plan::{Packing, Plan, Planned, Step};
 
 /// Tries for a transaction that lost a race or has to bring dead letters, the first included.
 const TRIES_MAX: usize = 6;
@@ -74,18 +75,40 @@ async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
 
 async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
     let RawBody(body) = body;
-    let level = app.settings.push.zstd_level;
-    let mut plan = if body.len() <= INLINE_BYTES_MAX {
-        plan::plan(&body, level)?
-    } else {
-        tokio::task::spawn_blocking(move || plan::plan(&body, level))
-            .await
-            .expect("planning does not panic and is not aborted")?
-    };
-    let conn = app.db.conn().await?;
-    let committed = commit(&conn, &mut plan).await?;
-    tell(app, &plan, &committed);
-    Ok((plan.steps, committed))
+    let mut tries = 1;
+    loop {
+        let mut plan = match planned(app, body.clone()).await? {
+            Planned::Plan(plan) => plan,
+            Planned::Unknown(queues) if tries < TRIES_MAX => {
+                let queues: Vec<&str> = queues.iter().map(String::as_str).collect();
+                app.sealing.ask(&app.db.conn().await?, &queues).await?;
+                tries += 1;
+                continue;
+            }
+            Planned::Unknown(_) => return Err(Error::EncryptionChanged),
+        };
+        let conn = app.db.conn().await?;
+        match commit(&conn, &mut plan).await {
+            Err(Error::EncryptionChanged) if tries < TRIES_MAX => {
+                plan.transaction.pushes.iter().for_each(|push| app.sealing.forget(&push.queue));
+                tries += 1;
+            }
+            Err(error) => return Err(error),
+            Ok(committed) => {
+                tell(app, &plan, &committed);
+                return Ok((plan.steps, committed));
+            }
+        }
+    }
+}
+
+async fn planned(app: &App, body: Bytes) -> Result<Planned, Error> {
+    let packing = Packing { level: app.settings.push.zstd_level, sealing: app.sealing.clone() };
+    if body.len() <= INLINE_BYTES_MAX {
+        return plan::plan(&body, &packing);
+    }
+    let planning = tokio::task::spawn_blocking(move || plan::plan(&body, &packing));
+    planning.await.expect("planning does not panic and is not aborted")
 }
 
 /// Wakes who may find something now, and counts what was done.
@@ -115,6 +138,8 @@ async fn commit(conn: &Conn, plan: &mut Plan) -> Result<Committed, Error> {
     loop {
         match log_transaction_wire_v1(conn, &plan.transaction).await {
             Err(Error::LettersNeeded(list)) if tries < TRIES_MAX => bring_letters(conn, plan, &list).await?,
+            // Packed wrongly, it would be refused again.
+            Err(error @ Error::EncryptionChanged) => return Err(error),
             Err(error) if error.is_retryable() && tries < TRIES_MAX => {
                 debug!(target: "http", %error, tries, "transaction again");
             }

@@ -18,6 +18,7 @@ pub(super) struct Effect {
     completed_retention_seconds: i64,
     max_wait_time_seconds: i64,
     dedup_window_seconds: i64,
+    encryption_enabled: bool,
 }
 
 impl Effect {
@@ -54,8 +55,14 @@ impl Effect {
         })
     }
 
-    pub(super) fn warnings(&self, cleanup_seconds: Option<i64>) -> Vec<String> {
+    pub(super) fn warnings(&self, cleanup_seconds: Option<i64>, has_key: bool) -> Vec<String> {
         let mut warnings = Vec::new();
+        if self.encryption_enabled && !has_key {
+            warnings.push(
+                "encryptionEnabled is true, but this server has no QUEEN_ENCRYPTION_KEY: it stores payloads in clear"
+                    .to_owned(),
+            );
+        }
         if !self.retention_enabled && (self.retention_seconds > 0 || self.completed_retention_seconds > 0) {
             warnings.push(
                 "retentionEnabled is false, so retentionSeconds and completedRetentionSeconds delete nothing"

@@ -13,8 +13,6 @@ enum Kind {
     /// A whole number, moved into the range.
     Clamped(RangeInclusive<i64>),
     Switch,
-    /// A switch of something that this version does not do; only off is taken.
-    Unavailable,
 }
 
 const INT_MAX: i64 = i32::MAX as i64;
@@ -38,7 +36,7 @@ const OPTIONS: &[(&str, Kind)] = &[
     ("retentionSeconds", Kind::Whole(0..=INT_MAX)),
     ("completedRetentionSeconds", Kind::Whole(0..=INT_MAX)),
     ("maxWaitTimeSeconds", Kind::Whole(0..=INT_MAX)),
-    ("encryptionEnabled", Kind::Unavailable),
+    ("encryptionEnabled", Kind::Switch),
     ("dedupWindowSeconds", Kind::Whole(0..=INT_MAX)),
 ];
 
@@ -84,11 +82,7 @@ impl Kind {
                 Ok(number.clamp(*range.start(), *range.end()).into())
             }
             (Self::Switch, Value::Bool(on)) => Ok((*on).into()),
-            (Self::Unavailable, Value::Bool(false)) => Ok(false.into()),
-            (Self::Unavailable, Value::Bool(true)) => {
-                Err(Error::invalid(name, "is not available in this version; it must be false"))
-            }
-            (Self::Switch | Self::Unavailable, _) => Err(Error::invalid(name, "must be true or false")),
+            (Self::Switch, _) => Err(Error::invalid(name, "must be true or false")),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Dead letters become messages again: each pushed under a new transaction id and deleted, in one transaction.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use uuid::Uuid;
@@ -10,6 +11,7 @@ use crate::error::Error;
 use crate::http::App;
 use crate::http::retry::retried;
 use crate::id::PartitionId;
+use crate::seal::Sealer;
 use crate::segment::{Frame, Packer, new_message_id};
 
 /// A message that was a dead letter.
@@ -66,8 +68,9 @@ pub(in crate::http) async fn message(
 
 async fn commit(app: &App, conn: &Conn, letters: Vec<Replayable>) -> Result<Step, Error> {
     let level = app.settings.push.zstd_level;
+    let sealer = app.settings.sealer.clone();
     let count = letters.len();
-    let (replay, messages) = tokio::task::spawn_blocking(move || packed(&letters, level))
+    let (replay, messages) = tokio::task::spawn_blocking(move || packed(&letters, level, &sealer))
         .await
         .expect("packing does not panic and is not aborted")?;
     log_dlq_replay_v1(conn, &replay).await?;
@@ -81,38 +84,70 @@ async fn commit(app: &App, conn: &Conn, letters: Vec<Replayable>) -> Result<Step
 }
 
 /// One segment a partition, its messages in the order in which they were first pushed. `letters` are in that order.
-fn packed(letters: &[Replayable], level: i32) -> Result<(Replay, Vec<Replayed>), Error> {
+fn packed(letters: &[Replayable], level: i32, sealer: &Sealer) -> Result<(Replay, Vec<Replayed>), Error> {
     let mut packer = Packer::new(level);
     let mut replay = Replay { letters: letters.iter().map(|letter| letter.id).collect(), ..Replay::default() };
     let mut messages = Vec::with_capacity(letters.len());
     for of_partition in letters.chunk_by(|a, b| a.partition_id == b.partition_id) {
         // An offset below 0 is that of a message that never had one.
-        let payloads: Vec<&str> = of_partition
+        let restored: Vec<Restored<'_>> = of_partition
             .chunk_by(|a, b| a.offset == b.offset && 0 <= a.offset)
-            .map(|of_message| of_message.iter().find_map(|letter| letter.payload.as_deref()))
-            .collect::<Option<_>>()
-            .ok_or_else(|| {
-                Error::Conflict("its payload was lost before it was filed: there is nothing to push".to_owned())
-            })?;
-        let ids: Vec<(Uuid, String)> =
-            payloads.iter().map(|_| new_message_id()).map(|id| (id, id.to_string())).collect();
-        let segment = packer.pack(ids.iter().zip(&payloads).map(|((message_id, transaction_id), payload)| Frame {
-            message_id: *message_id,
-            trace_id: None,
-            transaction_id,
-            producer: None,
-            is_encrypted: false,
-            payload: payload.as_bytes(),
-        }))?;
+            .map(|of_message| Restored::new(of_message, sealer))
+            .collect::<Result<_, _>>()?;
+        let segment = packer.pack(restored.iter().map(Restored::frame))?;
         replay.partition_ids.push(of_partition[0].partition_id);
         replay.counts.push(segment.count);
         replay.hashes.push(segment.hashes);
         replay.blobs.push(segment.blob);
-        messages.extend(ids.into_iter().map(|(message_id, _)| Replayed {
+        // What was sealed stays so, also in a queue that does not want it any more; that is not compared.
+        let are_clear = restored.iter().all(|message| !message.is_sealed);
+        let queue_is_encrypted = of_partition[0].queue_is_encrypted;
+        replay.sealed.push((sealer.has_key() && (are_clear || queue_is_encrypted)).then_some(queue_is_encrypted));
+        messages.extend(restored.into_iter().map(|message| Replayed {
             queue: of_partition[0].queue.clone(),
             partition: of_partition[0].partition.clone(),
-            message_id,
+            message_id: message.id,
         }));
     }
     Ok((replay, messages))
+}
+
+/// A message made of a dead letter.
+struct Restored<'a> {
+    id: Uuid,
+    transaction_id: String,
+    letter: &'a Replayable,
+    payload: Cow<'a, [u8]>,
+    is_sealed: bool,
+}
+
+impl<'a> Restored<'a> {
+    /// `of_message` are the letters of one message. A sealed payload is sealed again, for the new id.
+    fn new(of_message: &'a [Replayable], sealer: &Sealer) -> Result<Self, Error> {
+        let id = new_message_id();
+        let with_payload = of_message.iter().find_map(|letter| Some((letter, letter.payload.as_deref()?.as_bytes())));
+        let (letter, stored) = with_payload.ok_or_else(|| {
+            Error::Conflict("its payload was lost before it was filed: there is nothing to push".to_owned())
+        })?;
+        let clear = if letter.is_encrypted {
+            Cow::Owned(sealer.open(letter.message_id.unwrap_or_default(), stored)?)
+        } else {
+            Cow::Borrowed(stored)
+        };
+        let wants_seal = letter.is_encrypted || letter.queue_is_encrypted;
+        let sealed = if wants_seal { sealer.seal(id, &clear) } else { None };
+        let is_sealed = sealed.is_some();
+        Ok(Self { id, transaction_id: id.to_string(), letter, payload: sealed.map_or(clear, Cow::Owned), is_sealed })
+    }
+
+    fn frame(&self) -> Frame<'_> {
+        Frame {
+            message_id: self.id,
+            trace_id: self.letter.trace_id,
+            transaction_id: &self.transaction_id,
+            producer: self.letter.producer.as_deref(),
+            is_encrypted: self.is_sealed,
+            payload: &self.payload,
+        }
+    }
 }

@@ -43,6 +43,9 @@ pub(in crate::http) async fn letters(db: &impl Sql, condemned: &[Condemned]) -> 
 struct Message {
     id: Uuid,
     payload: String,
+    trace_id: Option<Uuid>,
+    producer: Option<String>,
+    is_encrypted: bool,
 }
 
 /// Each message, or why it cannot be had.
@@ -53,19 +56,38 @@ fn open_all(segments: &[Option<Covering>], offsets: &[Offset]) -> Vec<Result<Mes
         let index = usize::try_from(offset - covering.base_offset).expect("the segment covers it");
         let frame = segment.frame(index).ok_or("its segment has too few frames")?;
         let payload = std::str::from_utf8(frame.payload).map_err(|error| error.to_string())?;
-        Ok(Message { id: frame.message_id, payload: payload.to_owned() })
+        Ok(Message {
+            id: frame.message_id,
+            payload: payload.to_owned(),
+            trace_id: frame.trace_id,
+            producer: frame.producer.map(str::to_owned),
+            is_encrypted: frame.is_encrypted,
+        })
     };
     segments.iter().zip(offsets).map(open).collect()
 }
 
 fn letter(condemned: &Condemned, message: Result<Message, String>) -> Letter {
     let Condemned { partition_id, offset, transaction_id, reason } = condemned;
-    let (message_id, payload, error) = match message {
-        Ok(message) => (Some(message.id), Some(message.payload), reason.clone()),
+    let mut letter = Letter {
+        offset: *offset,
+        message_id: None,
+        transaction_id: transaction_id.clone(),
+        payload: None,
+        error: reason.clone(),
+        trace_id: None,
+        producer: None,
+        is_encrypted: false,
+    };
+    match message {
+        Ok(Message { id, payload, trace_id, producer, is_encrypted }) => {
+            let message_id = Some(id);
+            letter = Letter { message_id, payload: Some(payload), trace_id, producer, is_encrypted, ..letter };
+        }
         Err(why) => {
             warn!(target: "http", partition = %partition_id, offset, why, "dead letter without its payload");
-            (None, None, format!("{reason} (the payload is lost: {why})"))
+            letter.error = format!("{reason} (the payload is lost: {why})");
         }
-    };
-    Letter { offset: *offset, message_id, transaction_id: transaction_id.clone(), payload, error }
+    }
+    letter
 }

@@ -20,6 +20,7 @@ use crate::http::instant::instant;
 use crate::http::params::Params;
 use crate::http::pop::utc_text;
 use crate::id::Offset;
+use crate::seal::Sealer;
 use crate::segment::Segment;
 
 const LIMIT_DEFAULT: i64 = 200;
@@ -105,7 +106,7 @@ pub(super) async fn list(State(app): State<Arc<App>>, params: Params) -> Result<
     let within = |number: i64| i32::try_from(number).expect("the range was checked");
     let conn = app.db.conn().await?;
     let listing = list_messages_v1(&conn, &filter, within(limit), within(offset)).await?;
-    let contents = contents(&conn, &listing.page).await?;
+    let contents = contents(&conn, &listing.page, &app.settings.sealer).await?;
     drop(conn);
     let page = Page {
         messages: listing.page.iter().zip(&contents).map(|(listed, content)| Row::new(listed, content)).collect(),
@@ -142,7 +143,7 @@ fn filter(params: &Params) -> Result<Filter<'_>, Error> {
 }
 
 /// Of each listed message; the messages of one segment open it once.
-async fn contents(db: &impl Sql, page: &[Listed]) -> Result<Vec<Content>, Error> {
+async fn contents(db: &impl Sql, page: &[Listed], sealer: &Sealer) -> Result<Vec<Content>, Error> {
     let mut segments: Vec<(Uuid, Offset)> = Vec::new();
     let mut numbers: HashMap<(Uuid, Offset), usize> = HashMap::new();
     let mut wanted = Vec::with_capacity(page.len());
@@ -155,11 +156,12 @@ async fn contents(db: &impl Sql, page: &[Listed]) -> Result<Vec<Content>, Error>
         wanted.push((number, usize::try_from(listed.offset - listed.base_offset).expect("the row covers it")));
     }
     let stored = log_message_segments_v1(db, &segments, SEGMENTS_BYTES_MAX).await?;
-    let opened = tokio::task::spawn_blocking(move || open_all(&stored, &wanted));
+    let sealer = sealer.clone();
+    let opened = tokio::task::spawn_blocking(move || open_all(&stored, &wanted, &sealer));
     Ok(opened.await.expect("unpacking does not panic and is not aborted"))
 }
 
-fn open_all(stored: &[Stored], wanted: &[(usize, usize)]) -> Vec<Content> {
+fn open_all(stored: &[Stored], wanted: &[(usize, usize)], sealer: &Sealer) -> Vec<Content> {
     let mut contents: Vec<Content> = Vec::new();
     contents.resize_with(wanted.len(), || Content::Gone);
     let mut rows: Vec<Vec<usize>> = vec![Vec::new(); stored.len()];
@@ -180,7 +182,7 @@ fn open_all(stored: &[Stored], wanted: &[(usize, usize)]) -> Vec<Content> {
             match unpacked
                 .as_ref()
                 .map_err(ToString::to_string)
-                .and_then(|segment| Opened::new(segment, wanted[row].1).map_err(|error| error.to_string()))
+                .and_then(|segment| Opened::new(segment, wanted[row].1, sealer).map_err(|error| error.to_string()))
             {
                 Ok(opened) => contents[row] = Content::Open(opened),
                 Err(why) => warn!(target: "http", why, "a listed message cannot be read"),
@@ -214,9 +216,9 @@ impl<'a> Row<'a> {
             segment: Place { seq: listed.base_offset, frame_idx: listed.offset - listed.base_offset },
             created_at: utc_text(listed.created_at),
             lease_expires_at: listed.lease_expires_at.map(utc_text),
-            data: opened.map(|opened| &*opened.payload),
-            payload: opened.map(|opened| &*opened.payload),
-            is_encrypted: opened.is_some_and(|opened| opened.is_encrypted),
+            data: opened.map(|opened| &*opened.shown.payload),
+            payload: opened.map(|opened| &*opened.shown.payload),
+            is_encrypted: opened.is_some_and(|opened| opened.shown.is_encrypted),
         }
     }
 }

@@ -15,10 +15,11 @@ use crate::db::Sql;
 use crate::db::messages::{Found, FoundLetter, get_message_v1};
 use crate::error::Error;
 use crate::http::App;
-use crate::http::dead_letters::verbatim;
+use crate::http::dead_letters::Shown;
 use crate::http::path::Segments;
 use crate::http::pop::utc_text;
 use crate::id::{Offset, QUEUE_MODE};
+use crate::seal::Sealer;
 use crate::segment::{Segment, hash};
 
 #[derive(Serialize)]
@@ -71,15 +72,16 @@ impl Subject {
 
 /// # Errors
 /// [`Error::NotFound`] if there is neither the message nor a dead letter of it.
-pub(super) async fn find(db: &impl Sql, name: &Name) -> Result<Subject, Error> {
+pub(super) async fn find(db: &impl Sql, name: &Name, sealer: &Sealer) -> Result<Subject, Error> {
     let hash = hash(&name.transaction_id);
     let found = get_message_v1(db, name.partition_id, &name.transaction_id, &hash).await?;
     let mut found = found.ok_or_else(not_found)?;
     let mut live = None;
     if let Some(stored) = found.live.take() {
         let index = usize::try_from(stored.offset - stored.base_offset).expect("the segment covers it");
+        let sealer = sealer.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            let opened = Segment::unpack(&stored.blob).and_then(|segment| Opened::new(&segment, index));
+            let opened = Segment::unpack(&stored.blob).and_then(|segment| Opened::new(&segment, index, &sealer));
             (stored, opened)
         });
         let (mut stored, opened) = opened.await.expect("unpacking does not panic and is not aborted");
@@ -100,7 +102,8 @@ pub(super) async fn read(
     State(app): State<Arc<App>>, Segments(path): Segments<(String, String)>,
 ) -> Result<Response, Error> {
     let name = Name::parse(path)?;
-    let Subject { found, live } = find(&app.db.conn().await?, &name).await?;
+    let sealer = &app.settings.sealer;
+    let Subject { found, live } = find(&app.db.conn().await?, &name, sealer).await?;
     let json = match live {
         Some((offset, opened)) => {
             let opened = opened?;
@@ -108,11 +111,11 @@ pub(super) async fn read(
             let created_at = found.live.as_ref().expect("kept beside what it holds").created_at;
             let detail = Detail {
                 id: Some(opened.id),
-                data: Some(&opened.payload),
-                payload: Some(&opened.payload),
+                data: Some(&opened.shown.payload),
+                payload: Some(&opened.shown.payload),
                 trace_id: opened.trace_id,
                 producer_sub: opened.producer.as_deref(),
-                is_encrypted: opened.is_encrypted,
+                is_encrypted: opened.shown.is_encrypted,
                 created_at: utc_text(created_at),
                 ..detail(&name, &found, offset, letter)
             };
@@ -120,11 +123,16 @@ pub(super) async fn read(
         }
         None => {
             let letter = found.letter.as_ref().expect("one of the two exists");
-            let payload = letter.payload.clone().map(verbatim);
+            let shown = letter.payload.clone();
+            let shown = shown.map(|stored| Shown::new(stored, letter.is_encrypted, letter.message_id, sealer));
+            let payload = shown.as_ref().map(|shown| &*shown.payload);
             let detail = Detail {
                 id: letter.message_id,
-                data: payload.as_deref(),
-                payload: payload.as_deref(),
+                data: payload,
+                payload,
+                trace_id: letter.trace_id,
+                producer_sub: letter.producer.as_deref(),
+                is_encrypted: shown.as_ref().is_some_and(|shown| shown.is_encrypted),
                 created_at: utc_text(letter.failed_at),
                 ..detail(&name, &found, letter.offset, Some(letter))
             };

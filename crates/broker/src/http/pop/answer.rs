@@ -9,26 +9,28 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response as HttpResponse};
 use axum::response::Response;
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::{Frame as BodyFrame, SizeHint};
 use jiff::Timestamp;
 use metrics::counter;
+use tracing::error;
 
 use super::command::{Pop, Source};
 use super::leased::Leased;
 use crate::db::pop::Delivery;
 use crate::error::Error;
-use crate::segment::Segment;
+use crate::seal::Sealer;
+use crate::segment::{Frame, Segment};
 
 /// From here on unpacking is long enough to keep other requests of the thread waiting.
 const LONG_BYTES: usize = 128 << 10;
 /// How much of an answer the connection takes at a time; it asks for more as the client reads.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// The 200 answer. The lease is released if the connection does not take all of it.
-pub(super) async fn found(pop: &Pop, mut leased: Leased) -> Result<Response, Error> {
+/// The 200 answer. The lease is released if the connection does not take all of it, or if a message cannot be read.
+pub(super) async fn found(sealer: &Sealer, pop: &Pop, mut leased: Leased) -> Result<Response, Error> {
     let deliveries = std::mem::take(&mut leased.deliveries);
     let messages: usize = deliveries.iter().map(|delivery| delivery.take).sum();
-    let head = Head::new(pop, &deliveries);
+    let head = Head::new(sealer.clone(), pop, &deliveries);
     let blob_bytes: usize = deliveries.iter().map(|delivery| delivery.blob.len()).sum();
     let text = if blob_bytes < LONG_BYTES {
         head.render(&deliveries)?
@@ -49,10 +51,13 @@ struct Head {
     lease_id: String,
     group: String,
     autopilot: Option<String>,
+    sealer: Sealer,
+    /// Nobody can be given these messages again.
+    is_committed: bool,
 }
 
 impl Head {
-    fn new(pop: &Pop, deliveries: &[Delivery]) -> Self {
+    fn new(sealer: Sealer, pop: &Pop, deliveries: &[Delivery]) -> Self {
         let claim = &pop.claim;
         let queue = match &pop.source {
             Source::Matching { .. } => String::new(),
@@ -62,7 +67,7 @@ impl Head {
             format!(r#","autopilot":{{"partitions":{},"batch":{},"waitMs":{ms}}}"#, claim.partitions, claim.budget)
         });
         let lease_id = if claim.auto_ack { String::new() } else { claim.worker.clone() };
-        Self { queue, lease_id, group: claim.group.clone(), autopilot }
+        Self { queue, lease_id, group: claim.group.clone(), autopilot, sealer, is_committed: claim.auto_ack }
     }
 
     fn render(&self, deliveries: &[Delivery]) -> Result<Vec<u8>, Error> {
@@ -109,20 +114,47 @@ impl Head {
         put(&mut tail, &format!(r#","leaseId":"{}","consumerGroup":"#, self.lease_id));
         put_text(&mut tail, &self.group);
         put(&mut tail, "},");
-        for frame in segment.frames().skip(delivery.start_idx).take(delivery.take) {
+        for (index, frame) in segment.frames().enumerate().skip(delivery.start_idx).take(delivery.take) {
             put(out, &format!(r#"{{"id":"{}","transactionId":"#, frame.message_id));
             put_text(out, frame.transaction_id);
             match frame.trace_id {
                 Some(id) => put(out, &format!(r#","traceId":"{id}","data":"#)),
                 None => put(out, r#","traceId":null,"data":"#),
             }
-            out.extend_from_slice(frame.payload);
+            if frame.is_encrypted {
+                self.put_opened(out, delivery, index, &frame)?;
+            } else {
+                out.extend_from_slice(frame.payload);
+            }
             put(out, r#","producerSub":"#);
             match frame.producer {
                 Some(producer) => put_text(out, producer),
                 None => put(out, "null"),
             }
             out.extend_from_slice(&tail);
+        }
+        Ok(())
+    }
+}
+
+impl Head {
+    /// A payload that does not open is refused as long as it can be delivered again. Otherwise the consumer gets it as
+    /// it is stored and is told so: it is lost to nobody who finds the key.
+    fn put_opened(&self, out: &mut Vec<u8>, delivery: &Delivery, index: usize, frame: &Frame<'_>) -> Result<(), Error> {
+        match self.sealer.open(frame.message_id, frame.payload) {
+            Ok(payload) => out.extend_from_slice(&payload),
+            Err(Error::Sealed(why)) => {
+                counter!("ebbtide_sealed_unreadable_total").increment(1);
+                let offset = delivery.base_offset + i64::try_from(index).expect("fewer frames than bytes");
+                let place = format!("the message at offset {offset} of partition {}", delivery.partition_id);
+                if !self.is_committed {
+                    return Err(Error::Sealed(format!("{place}: {why}")));
+                }
+                error!(target: "http", place, why, "a message was delivered encrypted");
+                out.extend_from_slice(frame.payload);
+                put(out, r#","isEncrypted":true"#);
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -151,7 +183,9 @@ impl http_body::Body for Answer {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>, _: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyFrame<Bytes>, Self::Error>>> {
         if self.rest.is_empty() {
             return Poll::Ready(None);
         }
@@ -160,7 +194,7 @@ impl http_body::Body for Answer {
         if self.rest.is_empty() {
             self.leased.delivered();
         }
-        Poll::Ready(Some(Ok(Frame::data(chunk))))
+        Poll::Ready(Some(Ok(BodyFrame::data(chunk))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -140,7 +140,12 @@ impl<'a> Grouping<'a> {
         // The wire lets a producer send any text as a trace id; only a UUID is one.
         let trace_id = trace_id.and_then(|text| Uuid::parse_str(&text.0).ok());
         let payload = self.body.slice_ref(payload.as_bytes());
-        self.groups[group].messages.push(Message { transaction_id: transaction_id.clone(), trace_id, payload });
+        self.groups[group].messages.push(Message {
+            transaction_id: transaction_id.clone(),
+            trace_id,
+            producer: None,
+            payload,
+        });
         Ok(Place { group, position, is_first: true, transaction_id })
     }
 

@@ -1,7 +1,8 @@
 //! A transaction's body ─► what is to happen, and what will be said about it.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,12 +14,27 @@ use crate::error::Error;
 use crate::http::ack::element::{self, Element, storable};
 use crate::http::json;
 use crate::http::message::{self, Message, present};
+use crate::seal::{Sealer, Sealing};
 use crate::segment::{Frame, Packer, new_message_id};
 
 /// What is to happen, and one step for each element of the answer.
 pub(super) struct Plan {
     pub(super) transaction: Transaction,
     pub(super) steps: Vec<Step>,
+}
+
+/// How messages are packed.
+pub(super) struct Packing {
+    /// zstd level of the segments.
+    pub(super) level: i32,
+    pub(super) sealing: Arc<Sealing>,
+}
+
+/// What came of planning.
+pub(super) enum Planned {
+    Plan(Plan),
+    /// Whether these queues want their payloads encrypted has to be asked first.
+    Unknown(BTreeSet<String>),
 }
 
 pub(super) enum Step {
@@ -58,7 +74,7 @@ struct Data<'a> {
 
 /// # Errors
 /// An [`Error`] that names the operation and the field, or [`Error::TooLarge`].
-pub(super) fn plan(body: &[u8], level: i32) -> Result<Plan, Error> {
+pub(super) fn plan(body: &[u8], packing: &Packing) -> Result<Planned, Error> {
     let wire: Wire<'_> = json::read(body)?;
     refuse_rider("kv", wire.kv)?;
     refuse_rider("timers", wire.timers)?;
@@ -71,7 +87,7 @@ pub(super) fn plan(body: &[u8], level: i32) -> Result<Plan, Error> {
     for (index, raw) in operations.iter().enumerate() {
         draft.add(raw).map_err(|error| placed(format_args!("operations[{index}]"), &error))?;
     }
-    draft.packed(level)
+    draft.packed(packing)
 }
 
 fn list<'a, T: Deserialize<'a>>(field: &'static str, raw: Option<&'a RawValue>) -> Result<Vec<T>, Error> {
@@ -200,29 +216,49 @@ impl<'a> Draft<'a> {
         &mut self.lanes[at]
     }
 
-    fn packed(self, level: i32) -> Result<Plan, Error> {
-        let mut packer = Packer::new(level);
+    fn packed(self, packing: &Packing) -> Result<Planned, Error> {
+        let mut packer = Packer::new(packing.level);
         let mut pushes = Vec::with_capacity(self.lanes.len());
+        let mut unknown = BTreeSet::new();
         for lane in self.lanes {
-            let frames = lane.messages.iter().map(|(message_id, transaction_id, message)| Frame {
-                message_id: *message_id,
-                trace_id: message.trace_id,
-                transaction_id,
-                producer: None,
-                is_encrypted: false,
-                payload: message.payload.as_bytes(),
-            });
-            let packed = packer.pack(frames)?;
-            pushes.push(Push {
-                queue: lane.queue.into_owned(),
-                partition: lane.partition.into_owned(),
-                blob: packed.blob,
-                hashes: packed.hashes,
-                count: packed.count,
-                transaction_ids: lane.messages.into_iter().map(|(_, id, _)| id).collect(),
-            });
+            match packing.sealing.wanted(&lane.queue) {
+                Some(is_sealed) => pushes.push(lane.packed(&mut packer, is_sealed, packing.sealing.sealer())?),
+                None => drop(unknown.insert(lane.queue.into_owned())),
+            }
+        }
+        if !unknown.is_empty() {
+            return Ok(Planned::Unknown(unknown));
         }
         let transaction = Transaction { pushes, acks: self.acks, letters: Vec::new() };
-        Ok(Plan { transaction, steps: self.steps })
+        Ok(Planned::Plan(Plan { transaction, steps: self.steps }))
+    }
+}
+
+impl Lane<'_> {
+    fn packed(self, packer: &mut Packer, is_sealed: bool, sealer: &Sealer) -> Result<Push, Error> {
+        let sealed: Vec<Vec<u8>> = if is_sealed {
+            let seal = |(id, _, message): &(Uuid, String, Message<'_>)| sealer.seal(*id, message.payload.as_bytes());
+            self.messages.iter().map(|message| seal(message).expect("wanted only with a key")).collect()
+        } else {
+            Vec::new()
+        };
+        let frames = self.messages.iter().enumerate().map(|(index, (message_id, transaction_id, message))| Frame {
+            message_id: *message_id,
+            trace_id: message.trace_id,
+            transaction_id,
+            producer: None,
+            is_encrypted: is_sealed,
+            payload: sealed.get(index).map_or(message.payload.as_bytes(), Vec::as_slice),
+        });
+        let packed = packer.pack(frames)?;
+        Ok(Push {
+            queue: self.queue.into_owned(),
+            partition: self.partition.into_owned(),
+            blob: packed.blob,
+            hashes: packed.hashes,
+            count: packed.count,
+            sealed: sealer.has_key().then_some(is_sealed),
+            transaction_ids: self.messages.into_iter().map(|(_, id, _)| id).collect(),
+        })
     }
 }
