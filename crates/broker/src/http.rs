@@ -12,6 +12,7 @@ mod lease;
 mod message;
 mod messages;
 mod metrics;
+mod openapi;
 mod params;
 mod path;
 mod pop;
@@ -35,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::error;
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
@@ -123,22 +125,32 @@ impl App {
     }
 }
 
-/// Every route. One family a file; each file says its own paths.
+/// Every route, and the document that lists them. One family a file; each file says its own paths.
+fn families() -> OpenApiRouter<Arc<App>> {
+    let families = [
+        ("Push", push::routes()),
+        ("Pop", pop::routes()),
+        ("Acknowledge", ack::routes()),
+        ("Leases", lease::routes()),
+        ("Transactions", transaction::routes()),
+        ("Configure", configure::routes()),
+        ("Messages", messages::routes()),
+        ("Dead letters", dead_letters::routes()),
+        ("Consumer groups", consumer_groups::routes()),
+        ("Resources", resources::routes()),
+        ("Traces", traces::routes()),
+        ("Health", health::routes()),
+        ("Metrics", metrics::routes()),
+        ("Document", openapi::routes()),
+    ];
+    let mut all = families.into_iter().fold(OpenApiRouter::new(), openapi::family);
+    openapi::complete(all.get_openapi_mut());
+    all
+}
+
+/// What answers requests.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .merge(health::routes())
-        .merge(metrics::routes())
-        .merge(configure::routes())
-        .merge(push::routes())
-        .merge(pop::routes())
-        .merge(ack::routes())
-        .merge(lease::routes())
-        .merge(transaction::routes())
-        .merge(dead_letters::routes())
-        .merge(messages::routes())
-        .merge(traces::routes())
-        .merge(consumer_groups::routes())
-        .merge(resources::routes())
+    Router::from(families())
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_route)
         .route_layer(axum::middleware::from_fn_with_state(app.clone(), metrics::measure))

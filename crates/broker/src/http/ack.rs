@@ -5,11 +5,13 @@ pub(super) mod element;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::routing::post;
-use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 use super::body::RawBody;
@@ -17,21 +19,26 @@ use super::json::Object;
 use crate::error::Error;
 use element::Wire;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/ack", post(one)).route("/api/v1/ack/batch", post(many))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(one)).routes(routes!(many))
 }
 
-#[derive(Deserialize)]
+/// Acknowledgements, and the group of those that do not name theirs.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AcknowledgeMany)]
 #[serde(rename_all = "camelCase")]
 struct Many<'a> {
     #[serde(borrow)]
+    #[schema(value_type = Vec<Wire<'a>>)]
     acknowledgments: Vec<Object<Wire<'a>>>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>, max_length = 255)]
     consumer_group: Option<&'a RawValue>,
 }
 
 /// The answer to one acknowledgement.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = Acknowledged)]
 #[serde(rename_all = "camelCase")]
 struct Reply {
     index: usize,
@@ -43,11 +50,19 @@ struct Reply {
     noop: bool,
 }
 
+/// Acknowledges one message, and with it everything before it in its lease.
+#[utoipa::path(
+    post, path = "/api/v1/ack", request_body = Wire<'_>, responses((status = 200, body = Vec<Reply>))
+)]
 async fn one(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
     let wire: Wire<'_> = body.json()?;
     answer(&app, &[Object(wire)], None).await
 }
 
+/// Acknowledges messages; one that cannot be resolved fails alone.
+#[utoipa::path(
+    post, path = "/api/v1/ack/batch", request_body = Many<'_>, responses((status = 200, body = Vec<Reply>))
+)]
 async fn many(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Vec<Reply>>, Error> {
     let Many { acknowledgments, consumer_group } = body.json()?;
     let group = element::text("consumerGroup", consumer_group)?;

@@ -5,10 +5,11 @@ mod options;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::routing::{delete, post};
-use axum::{Json, Router};
 use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 use super::body::RawBody;
@@ -21,12 +22,14 @@ use effect::Effect;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/api/v1/configure", post(configure))
-        .route("/api/v1/resources/queues/{queue}", delete(delete_queue))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(configure)).routes(routes!(delete_queue))
 }
 
+/// Creates a queue, or replaces its options.
+#[utoipa::path(
+    post, path = "/api/v1/configure", request_body = Value, responses((status = 200, body = Value))
+)]
 async fn configure(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Value>, Error> {
     let cleanup_seconds = app.settings.partition_cleanup_days.map(|days| i64::from(days) * SECONDS_PER_DAY);
     let Configure { queue, options } = Configure::read(&body.json()?, cleanup_seconds)?;
@@ -92,7 +95,10 @@ fn text<'a>(body: &'a Map<String, Value>, field: &'static str) -> Result<Option<
     }
 }
 
+/// Deletes a queue and all that is in it.
+///
 /// One transaction, however large the queue: past the statement time-out nothing of it is deleted.
+#[utoipa::path(delete, path = "/api/v1/resources/queues/{queue}", responses((status = 200, body = Value)))]
 async fn delete_queue(State(app): State<Arc<App>>, Segments(queue): Segments<String>) -> Result<Json<Value>, Error> {
     let queue = checked_name("queue", &queue)?;
     let conn = app.db.conn().await?;

@@ -5,14 +5,16 @@ mod seek;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::routing::{delete, get, post};
-use axum::{Json, Router};
 use serde_json::{Map, Value, json};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
 
 use super::App;
 use super::body::RawBody;
 use super::instant::instant;
+use super::openapi::query::query;
 use super::params::Params;
 use super::path::Segments;
 use super::retry::retried;
@@ -24,23 +26,31 @@ use crate::id::{DEFAULT_TENANT, QueueId, checked_name};
 /// Partitions of one step of a delete: one transaction, and what a caller may have to wait for.
 const DELETE_ROWS_MAX: i32 = 1000;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/api/v1/consumer-groups", get(listing::list))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(listing::list))
         // Wins over a group of that name, but only where a group is read.
-        .route("/api/v1/consumer-groups/lagging", get(listing::lagging).delete(delete_lagging))
-        .route("/api/v1/consumer-groups/{group}", get(listing::one).delete(delete_group))
-        .route("/api/v1/consumer-groups/{group}/queues/{queue}", delete(delete_in_queue))
-        .route("/api/v1/consumer-groups/{group}/subscription", post(resubscribe))
-        .route("/api/v1/consumer-groups/{group}/queues/{queue}/seek", post(seek::in_queue))
-        .route("/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek", post(seek::in_partition))
+        .routes(routes!(listing::lagging).map(|route| route.delete(delete_lagging)))
+        .routes(routes!(listing::one, delete_group))
+        .routes(routes!(delete_in_queue))
+        .routes(routes!(resubscribe))
+        .routes(routes!(seek::in_queue))
+        .routes(routes!(seek::in_partition))
 }
+
+query!(DeleteQuery:
+    flag("deleteMetadata", "Whether the subscriptions go as well.").or(true),
+);
 
 /// The name of a group that is called as the list is.
 async fn delete_lagging(state: State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
     delete_group(state, Segments("lagging".to_owned()), params).await
 }
 
+/// Deletes the cursors of a group with their leases.
+#[utoipa::path(
+    delete, path = "/api/v1/consumer-groups/{group}", params(DeleteQuery), responses((status = 200, body = Value))
+)]
 async fn delete_group(
     State(app): State<Arc<App>>, Segments(group): Segments<String>, params: Params,
 ) -> Result<Json<Value>, Error> {
@@ -54,7 +64,13 @@ async fn delete_group(
     })))
 }
 
+/// Deletes the cursors of a group in one queue.
+///
 /// Nothing is to be deleted from a queue that does not exist.
+#[utoipa::path(
+    delete, path = "/api/v1/consumer-groups/{group}/queues/{queue}", params(DeleteQuery),
+    responses((status = 200, body = Value))
+)]
 async fn delete_in_queue(
     State(app): State<Arc<App>>, Segments((group, queue)): Segments<(String, String)>, params: Params,
 ) -> Result<Json<Value>, Error> {
@@ -109,6 +125,11 @@ async fn delete_all(app: &App, group: &str, queue_id: Option<QueueId>, with_meta
     }
 }
 
+/// Sets the time from which the subscriptions of a group count.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/subscription", request_body = Value,
+    responses((status = 200, body = Value))
+)]
 async fn resubscribe(
     State(app): State<Arc<App>>, Segments(group): Segments<String>, body: RawBody,
 ) -> Result<Json<Value>, Error> {

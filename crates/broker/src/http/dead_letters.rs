@@ -6,15 +6,18 @@ pub(super) mod snapshot;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
 use super::instant::instant;
+use super::openapi::query::query;
 use super::params::Params;
 use crate::db::dead_letters::{Filter, Listed, log_dlq_list_v1};
 use crate::error::Error;
@@ -24,11 +27,22 @@ const LIMIT_DEFAULT: i64 = 100;
 const LIMIT_MAX: i64 = 1000;
 const OFFSET_MAX: i64 = i32::MAX as i64;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/dlq", get(list).delete(bulk::delete)).route("/api/v1/dlq/replay", post(bulk::replay))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(list, bulk::delete)).routes(routes!(bulk::replay))
 }
 
-#[derive(Serialize)]
+query!(ListQuery:
+    name("queue", "Only of this queue."),
+    name("consumerGroup", "Only those that this group gave up."),
+    name("partition", "Only of partitions of this name."),
+    time("from", "Given up at this time or later."),
+    time("to", "Given up at this time or earlier."),
+    integer("limit", 0..=LIMIT_MAX, "Most dead letters of the answer.").or(LIMIT_DEFAULT),
+    integer("offset", 0..=OFFSET_MAX, "Dead letters to pass over.").or(0),
+);
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLetters)]
 struct Page {
     messages: Vec<Message>,
     pagination: Pagination,
@@ -36,13 +50,15 @@ struct Page {
     total: i64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLetterSlice)]
 struct Pagination {
     limit: i64,
     offset: i64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLetter)]
 #[serde(rename_all = "camelCase")]
 struct Message {
     id: Uuid,
@@ -55,6 +71,7 @@ struct Message {
     offset: i64,
     error_message: Option<String>,
     retry_count: i32,
+    #[schema(value_type = Option<serde_json::Value>)]
     data: Option<Box<RawValue>>,
     /// `data` is still encrypted, because it does not open here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -65,6 +82,8 @@ struct Message {
     failed_at: String,
 }
 
+/// Lists dead letters, newest first.
+#[utoipa::path(get, path = "/api/v1/dlq", params(ListQuery), responses((status = 200, body = Page)))]
 async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>, Error> {
     let filter = Filter {
         queue: storable("queue", params.text("queue"))?,

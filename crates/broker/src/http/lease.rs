@@ -4,12 +4,14 @@ mod holders;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::routing::post;
-use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
@@ -22,15 +24,22 @@ pub use holders::Leases;
 /// By how much a renewal that does not say extends.
 const SECONDS_DEFAULT: i64 = 60;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/lease/{lease_id}/extend", post(extend))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(extend))
 }
 
-#[derive(Deserialize)]
+/// How long to keep a lease.
+#[derive(Deserialize, ToSchema)]
 struct Extend {
+    /// From now on.
+    #[schema(minimum = 1, maximum = 604_800, default = 60)]
     seconds: Option<i64>,
 }
 
+/// Keeps a live lease for longer; it never shortens one, and revives none.
+#[utoipa::path(
+    post, path = "/api/v1/lease/{leaseId}/extend", request_body = Option<Extend>, responses((status = 200, body = Value))
+)]
 async fn extend(
     State(app): State<Arc<App>>, path: Result<Path<String>, PathRejection>, body: RawBody,
 ) -> Result<Json<Value>, Error> {

@@ -6,13 +6,15 @@ mod read;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
@@ -33,12 +35,17 @@ const REASON_DEFAULT: &str = "Dead-lettered by an operator";
 /// Longest reason, in bytes.
 const REASON_BYTES_MAX: usize = 64 << 10;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     // Clients leave slashes in transaction ids as they are, hence the wildcard; so the action of a POST is its end.
-    Router::new()
-        .route("/api/v1/messages", get(list::list))
-        .route("/api/v1/messages/{partition_id}/{*transaction_id}", get(read::read).delete(delete).post(act))
+    OpenApiRouter::with_openapi(Acts::openapi())
+        .routes(routes!(list::list))
+        .routes(routes!(read::read, delete).map(|route| route.post(act)))
 }
+
+/// What [`act`] does, as the routes that they are to a client.
+#[derive(OpenApi)]
+#[openapi(paths(retry, move_away))]
+struct Acts;
 
 /// A message as a path names it.
 struct Name {
@@ -59,6 +66,11 @@ fn not_found() -> Error {
     Error::NotFound("Message not found".to_owned())
 }
 
+/// Deletes the dead letters of a message, those of all groups.
+#[utoipa::path(
+    delete, path = "/api/v1/messages/{partitionId}/{*transactionId}",
+    responses((status = 200, body = Value), (status = 404))
+)]
 async fn delete(State(app): State<Arc<App>>, Segments(path): Segments<(String, String)>) -> Result<Response, Error> {
     let Name { partition_id, transaction_id } = Name::parse(path)?;
     let conn = app.db.conn().await?;
@@ -95,10 +107,15 @@ async fn act(
 }
 
 /// Takes nothing, but a client may say so.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
+/// Pushes the dead letter of a message again, under a new transaction id.
+#[utoipa::path(
+    post, path = "/api/v1/messages/{partitionId}/{transactionId}/retry", request_body = Option<Nothing>,
+    responses((status = 200, body = Value), (status = 404), (status = 409))
+)]
 async fn retry(app: &App, name: &Name, body: &RawBody) -> Result<Json<Value>, Error> {
     body.object::<Nothing>()?;
     let conn = app.db.conn().await?;
@@ -120,10 +137,13 @@ async fn retry(app: &App, name: &Name, body: &RawBody) -> Result<Json<Value>, Er
     })))
 }
 
-#[derive(Default, Deserialize)]
+/// To whose dead letters, and why.
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct Move {
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 255)]
     consumer_group: Option<Value>,
+    #[schema(value_type = Option<String>)]
     error: Option<Value>,
 }
 
@@ -146,6 +166,11 @@ impl Move {
     }
 }
 
+/// Moves the message that a group wants next to the dead letters of that group.
+#[utoipa::path(
+    post, path = "/api/v1/messages/{partitionId}/{transactionId}/dlq", request_body = Option<Move>,
+    responses((status = 200, body = Value), (status = 404), (status = 409))
+)]
 async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Value>, Error> {
     let (group, reason) = Move::parse(body)?;
     let conn = app.db.conn().await?;
@@ -176,7 +201,7 @@ async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Value>,
 }
 
 /// By whom messages are consumed.
-#[derive(serde::Serialize)]
+#[derive(serde::Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Mode {
     has_queue_mode: bool,

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use axum::routing::get;
 use ebbtide_sweep::run_every;
 use metrics::{Counter, Histogram, counter, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 use crate::error::Error;
@@ -41,10 +41,12 @@ pub(super) fn install() {
     });
 }
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/metrics/prometheus", get(render))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(render))
 }
 
+/// Requests, latencies, messages and deletions as Prometheus reads them.
+#[utoipa::path(get, path = "/metrics/prometheus", responses((status = 200, body = String)))]
 async fn render() -> String {
     let handle = RECORDER.get().expect("installed with the state");
     handle.run_upkeep();

@@ -5,12 +5,15 @@ use std::ops::RangeInclusive;
 use axum::extract::{FromRequestParts, RawQuery};
 use axum::http::request::Parts;
 use serde::Serialize;
+use utoipa::ToSchema;
 
+use super::openapi::query::query;
 use crate::error::Error;
 use crate::id::checked_name;
 
 /// Rows of a list that does not say how many, and the most that one may ask for.
 const LIMIT_MAX: i64 = 10_000;
+const OFFSET_MAX: i64 = i32::MAX as i64;
 
 /// The query string. A parameter given twice counts once, the last time.
 pub(super) struct Params(Vec<(String, String)>);
@@ -48,8 +51,13 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
+query!(pub(super) SliceQuery:
+    integer("limit", 0..=LIMIT_MAX, "Most rows of the answer.").or(LIMIT_MAX),
+    integer("offset", 0..=OFFSET_MAX, "Rows to pass over.").or(0),
+);
+
 /// Which rows of a list to answer.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct Slice {
     pub(super) limit: i32,
     pub(super) offset: i32,
@@ -109,7 +117,7 @@ impl Params {
         let within = |number: i64| i32::try_from(number).expect("the range was checked");
         Ok(Slice {
             limit: within(self.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_MAX)),
-            offset: within(self.integer("offset", 0..=i64::from(i32::MAX))?.unwrap_or(0)),
+            offset: within(self.integer("offset", 0..=OFFSET_MAX)?.unwrap_or(0)),
         })
     }
 }

@@ -7,32 +7,33 @@ mod wait;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use metrics::counter;
 use serde_json::{Value, json};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
 
 use super::params::Params;
 use super::{App, metrics as http_metrics};
 use crate::error::Error;
 pub(super) use answer::utc_text;
 pub(super) use command::LEASE_SECONDS_MAX;
-use command::{Pop, Source};
+use command::{MatchingQuery, Pop, PopQuery, Source};
 use wait::Waited;
 
 /// When a client that could not be parked may come back.
 const RETRY_AFTER_SECONDS: &str = "1";
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/api/v1/pop", get(from_matching).head(only_get))
-        .route("/api/v1/pop/queue/{queue}", get(from_queue).head(only_get))
-        .route("/api/v1/pop/queue/{queue}/partition/{partition}", get(from_partition).head(only_get))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(from_matching).map(|route| route.head(only_get)))
+        .routes(routes!(from_queue).map(|route| route.head(only_get)))
+        .routes(routes!(from_partition).map(|route| route.head(only_get)))
 }
 
 /// A HEAD served as a GET without its body would claim messages and throw them away.
@@ -40,6 +41,11 @@ async fn only_get() -> StatusCode {
     StatusCode::METHOD_NOT_ALLOWED
 }
 
+/// Takes messages from the queues of a namespace, of a task, or of both.
+#[utoipa::path(
+    get, path = "/api/v1/pop", params(MatchingQuery, PopQuery),
+    responses((status = 200, body = Value), (status = 204), (status = 429))
+)]
 async fn from_matching(State(app): State<Arc<App>>, params: Result<Params, Error>) -> Response {
     let command = params.and_then(|params| {
         let source = Source::matching(&params)?;
@@ -51,6 +57,11 @@ async fn from_matching(State(app): State<Arc<App>>, params: Result<Params, Error
     }
 }
 
+/// Takes messages from the partitions of a queue.
+#[utoipa::path(
+    get, path = "/api/v1/pop/queue/{queue}", params(PopQuery),
+    responses((status = 200, body = Value), (status = 204), (status = 429))
+)]
 async fn from_queue(
     State(app): State<Arc<App>>, path: Result<Path<String>, PathRejection>, params: Result<Params, Error>,
 ) -> Response {
@@ -61,6 +72,11 @@ async fn from_queue(
     respond(&app, command).await
 }
 
+/// Takes messages from one partition.
+#[utoipa::path(
+    get, path = "/api/v1/pop/queue/{queue}/partition/{partition}", params(PopQuery),
+    responses((status = 200, body = Value), (status = 204), (status = 429))
+)]
 async fn from_partition(
     State(app): State<Arc<App>>, path: Result<Path<(String, String)>, PathRejection>, params: Result<Params, Error>,
 ) -> Response {

@@ -5,25 +5,30 @@ mod request;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
 use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
 use super::body::RawBody;
 use crate::bundle::{Answer, Outcome};
 use crate::error::Error;
-use request::{Place, Push};
+use request::{Body as Wire, Place, Push};
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/push", post(push))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(push))
 }
 
+/// Stores messages; those of one partition together or not at all, in order.
+#[utoipa::path(
+    post, path = "/api/v1/push", request_body = Wire<'_>, responses((status = 201, body = Vec<Item<'_>>), (status = 429))
+)]
 async fn push(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Response, Error> {
     let Push { groups, places } = Push::parse(&body)?;
     drop(body);
@@ -56,7 +61,8 @@ fn whole_failure(answers: &[Answer]) -> Option<Arc<Error>> {
 }
 
 /// One element of the answer.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Pushed)]
 struct Item<'a> {
     index: usize,
     message_id: Option<Uuid>,

@@ -5,14 +5,16 @@ mod counted;
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::routing::{delete, get};
-use axum::{Json, Router};
 use serde_json::{Value, json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 use super::instant::milliseconds;
-use super::params::{Params, Slice};
+use super::openapi::query::query;
+use super::params::{Params, Slice, SliceQuery};
 use super::path::Segments;
 use crate::db::resources::{
     Filter, Label, log_depth_v1, log_label_list_v1, log_overview_v1, log_partition_list_v1, log_queue_list_v1,
@@ -21,22 +23,32 @@ use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
 use counted::{counts, partition, queue_row};
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/api/v1/resources/queues", get(queues))
-        .route("/api/v1/resources/queues/{queue}", get(queue))
-        .route("/api/v1/resources/queues/{queue}/depth", get(depth))
-        .route("/api/v1/resources/partitions", get(partitions))
-        .route("/api/v1/resources/namespaces", get(namespaces))
-        .route("/api/v1/resources/tasks", get(tasks))
-        .route("/api/v1/resources/overview", get(overview))
-        .route("/api/v1/queues/{queue}/clear", delete(clear::clear))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(queues))
+        .routes(routes!(queue))
+        .routes(routes!(depth))
+        .routes(routes!(partitions))
+        .routes(routes!(namespaces))
+        .routes(routes!(tasks))
+        .routes(routes!(overview))
+        .routes(routes!(clear::clear))
 }
 
 fn no_such_queue() -> Error {
     Error::NotFound("Queue not found".to_owned())
 }
 
+query!(QueuesQuery:
+    name("search", "Only queues with this in their name."),
+    name("namespace", "Only of this namespace."),
+    name("task", "Only of this task."),
+);
+
+/// Lists queues with their counts, newest first.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues", params(QueuesQuery, SliceQuery), responses((status = 200, body = Value))
+)]
 async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
     let filter = Filter {
         name: None,
@@ -60,7 +72,13 @@ async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Json<Valu
     })))
 }
 
+/// Shows a queue with its partitions, totals and options.
+///
 /// Totals are over all partitions, `limit` and `offset` choose which of them are listed.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues/{queue}", params(SliceQuery),
+    responses((status = 200, body = Value), (status = 404))
+)]
 async fn queue(
     State(app): State<Arc<App>>, Segments(name): Segments<String>, params: Params,
 ) -> Result<Json<Value>, Error> {
@@ -88,7 +106,17 @@ async fn queue(
     })))
 }
 
+query!(DepthQuery:
+    name("group", "For this group; else for the slowest."),
+);
+
+/// Shows what is pending in a queue, the deepest partition first.
+///
 /// Every message is pending by itself, since no group conflates.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues/{queue}/depth", params(DepthQuery, SliceQuery),
+    responses((status = 200, body = Value), (status = 404))
+)]
 async fn depth(
     State(app): State<Arc<App>>, Segments(queue): Segments<String>, params: Params,
 ) -> Result<Json<Value>, Error> {
@@ -113,6 +141,15 @@ async fn depth(
     })))
 }
 
+query!(PartitionsQuery:
+    name("queue", "Only of this queue."),
+);
+
+/// Lists partitions with their counts.
+#[utoipa::path(
+    get, path = "/api/v1/resources/partitions", params(PartitionsQuery, SliceQuery),
+    responses((status = 200, body = Value))
+)]
 async fn partitions(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
     let queue = params.name("queue")?;
     let slice = params.slice()?;
@@ -122,10 +159,16 @@ async fn partitions(State(app): State<Arc<App>>, params: Params) -> Result<Json<
     Ok(Json(json!({"partitions": partitions, "total": page.found, "pagination": slice})))
 }
 
+/// Lists namespaces with their counts.
+#[utoipa::path(
+    get, path = "/api/v1/resources/namespaces", params(SliceQuery), responses((status = 200, body = Value))
+)]
 async fn namespaces(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
     labels(&app, &params, Label::Namespace, "namespaces", "namespace").await
 }
 
+/// Lists tasks with their counts.
+#[utoipa::path(get, path = "/api/v1/resources/tasks", params(SliceQuery), responses((status = 200, body = Value)))]
 async fn tasks(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
     labels(&app, &params, Label::Task, "tasks", "task").await
 }
@@ -145,6 +188,8 @@ async fn labels(app: &App, params: &Params, by: Label, many: &str, one: &str) ->
     Ok(Json(json!({many: rows, "total": page.found, "pagination": slice})))
 }
 
+/// Counts everything.
+#[utoipa::path(get, path = "/api/v1/resources/overview", responses((status = 200, body = Value)))]
 async fn overview(State(app): State<Arc<App>>) -> Result<Json<Value>, Error> {
     let (all, at) = log_overview_v1(&app.db.conn().await?, DEFAULT_TENANT).await?;
     let lag = |[avg, median, min, max]: [i64; 4]| json!({"avg": avg, "median": median, "min": min, "max": max});

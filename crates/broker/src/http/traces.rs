@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
 use super::body::{RawBody, checked_depth};
+use super::openapi::query::query;
 use super::params::Params;
 use super::path::Segments;
 use crate::db::traces::{
@@ -30,16 +33,23 @@ const DATA_BYTES_MAX: usize = 64 << 10;
 const NAMES_MAX: usize = 100;
 /// Most rows of one answer.
 const LIMIT_MAX: i64 = 1000;
+const OFFSET_MAX: i64 = i32::MAX as i64;
+/// Rows of an answer to a request that does not say how many.
+const OF_MESSAGE_DEFAULT: i32 = 1000;
+const BY_NAME_DEFAULT: i32 = 100;
+const NAMES_DEFAULT: i32 = 50;
 
-pub(super) fn routes() -> Router<Arc<App>> {
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     // Clients leave slashes in names and transaction ids as they are, hence the wildcards.
-    Router::new()
-        .route("/api/v1/traces", post(record))
-        .route("/api/v1/traces/names", get(names))
-        .route("/api/v1/traces/by-name/{*name}", get(by_name))
-        .route("/api/v1/traces/{partition_id}/{*transaction_id}", get(of_message))
+    OpenApiRouter::new()
+        .routes(routes!(record))
+        .routes(routes!(names))
+        .routes(routes!(by_name))
+        .routes(routes!(of_message))
 }
 
+/// Records what happened to a message.
+#[utoipa::path(post, path = "/api/v1/traces", request_body = Value, responses((status = 201, body = Value)))]
 async fn record(State(app): State<Arc<App>>, body: RawBody) -> Result<(StatusCode, Json<Value>), Error> {
     let fields = Fields(body.json()?);
     let transaction_id: String = fields.required("transactionId", "must be a string")?;
@@ -107,27 +117,41 @@ fn checked_data(data: Option<&str>) -> Result<&str, Error> {
     checked_depth("data", data)
 }
 
+query!(OfMessageQuery:
+    integer("limit", 1..=LIMIT_MAX, "Most traces of the answer.").or(OF_MESSAGE_DEFAULT),
+    integer("offset", 0..=OFFSET_MAX, "Traces to pass over.").or(0),
+);
+
+query!(ByNameQuery:
+    integer("limit", 1..=LIMIT_MAX, "Most traces of the answer.").or(BY_NAME_DEFAULT),
+    integer("offset", 0..=OFFSET_MAX, "Traces to pass over.").or(0),
+);
+
+query!(NamesQuery:
+    integer("limit", 1..=LIMIT_MAX, "Most names of the answer.").or(NAMES_DEFAULT),
+    integer("offset", 0..=OFFSET_MAX, "Names to pass over.").or(0),
+);
+
 fn page(params: &Params, default_limit: i32) -> Result<Page, Error> {
     let integer = |name, range, default: i32| -> Result<i32, Error> {
         let given = params.integer(name, range)?;
         Ok(given.map_or(default, |value| i32::try_from(value).expect("the range is within it")))
     };
-    Ok(Page {
-        limit: integer("limit", 1..=LIMIT_MAX, default_limit)?,
-        offset: integer("offset", 0..=i64::from(i32::MAX), 0)?,
-    })
+    Ok(Page { limit: integer("limit", 1..=LIMIT_MAX, default_limit)?, offset: integer("offset", 0..=OFFSET_MAX, 0)? })
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = TraceSlice)]
 struct Pagination {
     limit: i32,
     offset: i32,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct TraceRow {
     id: Uuid,
     event_type: String,
+    #[schema(value_type = Value)]
     data: Box<RawValue>,
     consumer_group: Option<String>,
     worker_id: Option<String>,
@@ -138,16 +162,17 @@ struct TraceRow {
 }
 
 /// The message that a trace is about, where the request does not say.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct TraceOf {
     transaction_id: String,
     partition_id: Uuid,
     queue_name: String,
     partition_name: String,
+    #[schema(value_type = Option<Value>)]
     message_payload: (),
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct TraceList {
     traces: Vec<TraceRow>,
     total: i64,
@@ -169,22 +194,31 @@ impl TraceList {
     }
 }
 
+/// Lists the traces of a message, oldest first.
+#[utoipa::path(
+    get, path = "/api/v1/traces/{partitionId}/{*transactionId}", params(OfMessageQuery),
+    responses((status = 200, body = TraceList))
+)]
 async fn of_message(
     State(app): State<Arc<App>>, Segments((pid, transaction_id)): Segments<(String, String)>, params: Params,
 ) -> Result<Json<TraceList>, Error> {
     let pid = checked_partition_id(&pid)?;
     let transaction_id = checked_transaction_id("transactionId", &transaction_id)?;
-    let page = page(&params, 1000)?;
+    let page = page(&params, OF_MESSAGE_DEFAULT)?;
     let conn = app.db.conn().await?;
     let (traces, total) = get_message_traces_v1(&conn, pid, transaction_id, page).await?;
     TraceList::new(traces.into_iter().map(|trace| TraceRow::new(trace, None)), total, page)
 }
 
+/// Lists the traces that have a name, oldest first.
+#[utoipa::path(
+    get, path = "/api/v1/traces/by-name/{*name}", params(ByNameQuery), responses((status = 200, body = TraceList))
+)]
 async fn by_name(
     State(app): State<Arc<App>>, Segments(name): Segments<String>, params: Params,
 ) -> Result<Json<TraceList>, Error> {
     let name = checked_name("name", &name)?;
-    let page = page(&params, 100)?;
+    let page = page(&params, BY_NAME_DEFAULT)?;
     let conn = app.db.conn().await?;
     let (traces, total) = get_traces_by_name_v1(&conn, name, page, DEFAULT_TENANT).await?;
     let rows = traces.into_iter().map(|named| {
@@ -195,8 +229,10 @@ async fn by_name(
     TraceList::new(rows, total, page)
 }
 
+/// Lists the names of traces, last used first.
+#[utoipa::path(get, path = "/api/v1/traces/names", params(NamesQuery), responses((status = 200, body = Value)))]
 async fn names(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
-    let page = page(&params, 50)?;
+    let page = page(&params, NAMES_DEFAULT)?;
     let conn = app.db.conn().await?;
     let (names, total) = get_trace_names_v1(&conn, page).await?;
     let rows: Vec<Value> = names

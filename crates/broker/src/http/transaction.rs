@@ -5,15 +5,17 @@ mod plan;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
-use axum::{Json, Router};
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::json;
 use tracing::debug;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::ack::element::{default_reason, storable};
@@ -31,12 +33,13 @@ const TRIES_MAX: usize = 6;
 /// Larger bodies are read and packed off the threads that answer requests.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/api/v1/transaction", post(transaction))
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(transaction))
 }
 
 /// One element of a committed transaction's answer.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Transacted)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
 enum Outcome<'a> {
     Ack {
@@ -62,6 +65,8 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
+/// Pushes and acknowledges, all or nothing.
+#[utoipa::path(post, path = "/api/v1/transaction", request_body = Value, responses((status = 200, body = Value)))]
 async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
     let id = Uuid::now_v7();
     match carry_out(&app, body).await {

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
 use crate::db::ack::{Status, Target, TransactionHash};
 use crate::error::Error;
@@ -9,20 +10,27 @@ use crate::id::{PartitionId, QUEUE_MODE, checked_name};
 use crate::segment::hash;
 
 /// The fields of an acknowledgement, unread: what is wrong with one must not spoil its neighbours.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Acknowledge)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::http) struct Wire<'a> {
     #[serde(borrow)]
+    #[schema(value_type = String, required)]
     pub(in crate::http) transaction_id: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = uuid::Uuid, required)]
     pub(in crate::http) partition_id: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>)]
     pub(in crate::http) status: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = Option<serde_json::Value>)]
     pub(in crate::http) error: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>, max_length = 255)]
     pub(in crate::http) consumer_group: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>)]
     pub(in crate::http) lease_id: Option<&'a RawValue>,
 }
 

@@ -7,11 +7,13 @@ use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
 use serde::Serialize;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::super::App;
 use super::super::instant::milliseconds;
-use super::super::params::{Params, Slice};
+use super::super::openapi::query::query;
+use super::super::params::{Params, Slice, SliceQuery};
 use super::super::path::Segments;
 use crate::db::consumer_groups::{Group, GroupPartition, Subscription, log_group_lag_v1, log_groups_v1};
 use crate::error::Error;
@@ -24,10 +26,12 @@ const LAG_SECONDS_DEFAULT: i64 = 3600;
 const CONFLATES: bool = false;
 
 /// One queue of a group.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ConsumerGroup)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Listed {
     name: String,
+    #[schema(value_type = Vec<String>)]
     topics: [String; 1],
     queue_name: String,
     members: i64,
@@ -73,6 +77,10 @@ impl From<Group> for Listed {
     }
 }
 
+/// Lists the queues of each group, with how far it has come.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups", params(SliceQuery), responses((status = 200, body = Vec<Listed>))
+)]
 pub(super) async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Vec<Listed>>, Error> {
     let Slice { limit, offset } = params.slice()?;
     let groups = log_groups_v1(&app.db.conn().await?, limit, offset, DEFAULT_TENANT).await?;
@@ -80,7 +88,8 @@ pub(super) async fn list(State(app): State<Arc<App>>, params: Params) -> Result<
 }
 
 /// A partition that a group is late in. These names have underscores.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = LaggingPartition)]
 pub(super) struct Late {
     consumer_group: String,
     queue_name: String,
@@ -113,6 +122,16 @@ impl From<GroupPartition> for Late {
     }
 }
 
+query!(LagQuery:
+    integer("minLagSeconds", 0..=i64::MAX, "Only where the oldest pending message is at least this old.")
+        .or(LAG_SECONDS_DEFAULT),
+);
+
+/// Lists the partitions in which a group is late.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups/lagging", params(LagQuery, SliceQuery),
+    responses((status = 200, body = Vec<Late>))
+)]
 pub(super) async fn lagging(State(app): State<Arc<App>>, params: Params) -> Result<Json<Vec<Late>>, Error> {
     let seconds = params.integer("minLagSeconds", 0..=i64::MAX)?.unwrap_or(LAG_SECONDS_DEFAULT);
     let Slice { limit, offset } = params.slice()?;
@@ -121,13 +140,16 @@ pub(super) async fn lagging(State(app): State<Arc<App>>, params: Params) -> Resu
     Ok(Json(late.into_iter().map(Late::from).collect()))
 }
 
-#[derive(Serialize)]
+/// A group in one queue.
+#[derive(Serialize, ToSchema)]
+#[schema(as = GroupInQueue)]
 pub(super) struct InQueue {
     conflation: bool,
     partitions: Vec<InPartition>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = GroupInPartition)]
 #[serde(rename_all = "camelCase")]
 struct InPartition {
     partition: String,
@@ -140,7 +162,13 @@ struct InPartition {
     gone: i64,
 }
 
+/// Shows one group, by queue.
+///
 /// A group that nobody knows is in no queue.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups/{group}", params(SliceQuery),
+    responses((status = 200, body = BTreeMap<String, InQueue>))
+)]
 pub(super) async fn one(
     State(app): State<Arc<App>>, Segments(group): Segments<String>, params: Params,
 ) -> Result<Json<BTreeMap<String, InQueue>>, Error> {

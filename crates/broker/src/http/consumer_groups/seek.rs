@@ -65,6 +65,11 @@ fn neither() -> Response {
     (StatusCode::BAD_REQUEST, Json(body)).into_response()
 }
 
+/// Sets the cursors of a group in a queue to the tail or to a time.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/seek", request_body = Value,
+    responses((status = 200, body = Value), (status = 404))
+)]
 pub(super) async fn in_queue(
     State(app): State<Arc<App>>, Segments((group, queue)): Segments<(String, String)>, body: RawBody,
 ) -> Result<Response, Error> {
@@ -79,7 +84,13 @@ pub(super) async fn in_queue(
     Ok(Json(moved.answer(group, queue, &target)).into_response())
 }
 
+/// Sets the cursor of a group in one partition to the tail or to a time.
+///
 /// Without a body it is the tail.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
+    request_body = Option<Value>, responses((status = 200, body = Value), (status = 404))
+)]
 pub(super) async fn in_partition(
     State(app): State<Arc<App>>, Segments((group, queue, partition)): Segments<(String, String, String)>, body: RawBody,
 ) -> Result<Response, Error> {

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::replay;
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::http::App;
 use crate::http::body::RawBody;
 use crate::http::instant::instant;
+use crate::http::openapi::query::query;
 use crate::http::params::Params;
 use crate::http::retry::retried;
 use crate::id::checked_name;
@@ -34,17 +36,35 @@ const STEP_BYTES_MAX: i64 = 8 << 20;
 const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The fields of the body, unchecked. One that is misspelt would widen what is meant, so none is ignored.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = DeadLetterSelection)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct Wire {
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 255)]
     queue: Option<Value>,
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 255)]
     consumer_group: Option<Value>,
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 255)]
     partition: Option<Value>,
+    #[schema(value_type = Option<String>, format = DateTime)]
     from: Option<Value>,
+    #[schema(value_type = Option<String>, format = DateTime)]
     to: Option<Value>,
+    #[schema(value_type = Option<Vec<Uuid>>, min_items = 1, max_items = 1000)]
     ids: Option<Value>,
+    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000, default = 1000)]
     limit: Option<Value>,
 }
+
+query!(BulkQuery:
+    name("queue", "Only of this queue; required if there are no ids."),
+    name("consumerGroup", "Only those that this group gave up."),
+    name("partition", "Only of partitions of this name."),
+    time("from", "Given up at this time or later."),
+    time("to", "Given up at this time or earlier."),
+    text("ids", "Only these, at most 1000, separated by commas."),
+    integer("limit", 1..=LIMIT_MAX, "Most dead letters, the oldest first.").or(LIMIT_DEFAULT),
+);
 
 const NAMES: [&str; 7] = ["queue", "consumerGroup", "partition", "from", "to", "ids", "limit"];
 
@@ -59,6 +79,11 @@ struct Selection {
     limit: i32,
 }
 
+/// Pushes dead letters again and deletes them.
+#[utoipa::path(
+    post, path = "/api/v1/dlq/replay", params(BulkQuery), request_body = Option<Wire>,
+    responses((status = 200, body = Value))
+)]
 pub(super) async fn replay(State(app): State<Arc<App>>, params: Params, body: RawBody) -> Result<Json<Value>, Error> {
     let selection = Selection::parse(&params, &body)?;
     let conn = app.db.conn().await?;
@@ -82,6 +107,11 @@ pub(super) async fn replay(State(app): State<Arc<App>>, params: Params, body: Ra
     })))
 }
 
+/// Deletes dead letters for good.
+#[utoipa::path(
+    delete, path = "/api/v1/dlq", params(BulkQuery), request_body = Option<Wire>,
+    responses((status = 200, body = Value))
+)]
 pub(super) async fn delete(State(app): State<Arc<App>>, params: Params, body: RawBody) -> Result<Json<Value>, Error> {
     let selection = Selection::parse(&params, &body)?;
     let conn = app.db.conn().await?;

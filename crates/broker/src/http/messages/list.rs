@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tracing::warn;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Mode, Opened};
@@ -17,6 +18,7 @@ use crate::db::messages::{Filter, Listed, Stored, list_messages_v1, log_message_
 use crate::error::Error;
 use crate::http::App;
 use crate::http::instant::instant;
+use crate::http::openapi::query::query;
 use crate::http::params::Params;
 use crate::http::pop::utc_text;
 use crate::id::Offset;
@@ -31,7 +33,21 @@ const OFFSET_MAX: i64 = 10_000;
 const SEGMENTS_BYTES_MAX: i64 = 32 << 20;
 const STATUSES: [&str; 4] = ["pending", "processing", "completed", "dead_letter"];
 
-#[derive(Serialize)]
+query!(pub(super) ListQuery:
+    name("queue", "Only of this queue."),
+    name("partition", "Only of partitions of this name."),
+    name("namespace", "Only of queues of this namespace."),
+    name("ns", "Short for namespace."),
+    name("task", "Only of queues of this task."),
+    word("status", &STATUSES, "Only those that have come this far."),
+    time("from", "Pushed at this time or later; else within the last hour."),
+    time("to", "Pushed at this time or earlier."),
+    integer("limit", 0..=LIMIT_MAX, "Most messages of the answer.").or(LIMIT_DEFAULT),
+    integer("offset", 0..=OFFSET_MAX, "Messages to pass over; go deeper with an earlier `to`.").or(0),
+);
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Messages)]
 struct Page<'a> {
     messages: Vec<Row<'a>>,
     mode: Mode,
@@ -42,13 +58,15 @@ struct Page<'a> {
     pagination: Pagination,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = MessageSlice)]
 struct Pagination {
     limit: i64,
     offset: i64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ListedMessage)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     id: Option<Uuid>,
@@ -73,22 +91,27 @@ struct Row<'a> {
     segment: Place,
     created_at: String,
     lease_expires_at: Option<String>,
+    #[schema(value_type = Option<serde_json::Value>)]
     data: Option<&'a RawValue>,
+    #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<&'a RawValue>,
     is_encrypted: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct BusStatus {
     consumed_by: i32,
     total_groups: i32,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = SegmentPlace)]
 #[serde(rename_all = "camelCase")]
 struct Place {
+    #[schema(value_type = i64)]
     seq: Offset,
+    #[schema(value_type = i64)]
     frame_idx: Offset,
 }
 
@@ -99,6 +122,8 @@ enum Content {
     Omitted,
 }
 
+/// Lists messages, newest first, and says how far each has come.
+#[utoipa::path(get, path = "/api/v1/messages", params(ListQuery), responses((status = 200, body = Page<'_>)))]
 pub(super) async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Response, Error> {
     let filter = filter(&params)?;
     let limit = params.integer("limit", 0..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Mode, Name, Opened, not_found};
@@ -22,18 +23,22 @@ use crate::id::{Offset, QUEUE_MODE};
 use crate::seal::Sealer;
 use crate::segment::{Segment, hash};
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Message)]
 #[serde(rename_all = "camelCase")]
 struct Detail<'a> {
     id: Option<Uuid>,
     transaction_id: &'a str,
+    #[schema(value_type = Option<serde_json::Value>)]
     data: Option<&'a RawValue>,
+    #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<&'a RawValue>,
     trace_id: Option<Uuid>,
     producer_sub: Option<&'a str>,
     created_at: String,
     partition_id: Uuid,
     partition: &'a str,
+    #[schema(value_type = i64)]
     offset: Offset,
     is_encrypted: bool,
     queue: &'a str,
@@ -44,12 +49,14 @@ struct Detail<'a> {
     error_message: Option<&'a str>,
     retry_count: i32,
     lease_expires_at: Option<String>,
+    #[schema(value_type = Value)]
     queue_config: &'a Value,
     mode: Mode,
     consumer_groups: Vec<Group<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = MessageGroup)]
 #[serde(rename_all = "camelCase")]
 struct Group<'a> {
     name: &'a str,
@@ -98,6 +105,11 @@ pub(super) async fn find(db: &impl Sql, name: &Name, sealer: &Sealer) -> Result<
     Ok(Subject { found, live })
 }
 
+/// Reads one message: the newest live one with that id, else what its dead letter kept.
+#[utoipa::path(
+    get, path = "/api/v1/messages/{partitionId}/{*transactionId}",
+    responses((status = 200, body = Detail<'_>), (status = 404))
+)]
 pub(super) async fn read(
     State(app): State<Arc<App>>, Segments(path): Segments<(String, String)>,
 ) -> Result<Response, Error> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::super::Settings;
+use super::super::openapi::query::query;
 use super::super::params::Params;
 use crate::db::pop::Claim;
 use crate::error::Error;
@@ -22,6 +23,26 @@ const AUTOPILOT_PARTITIONS: i64 = 4;
 const TIMEOUT_MS_MAX: i64 = 600_000;
 /// A week; a longer lease is refused, since it outlives what could still acknowledge it.
 pub(crate) const LEASE_SECONDS_MAX: i64 = 7 * 24 * 3600;
+
+query!(pub(super) MatchingQuery:
+    name("namespace", "Only queues of this namespace; required if there is no task."),
+    name("task", "Only queues of this task; required if there is no namespace."),
+);
+
+query!(pub(super) PopQuery:
+    integer("batch", 1..=i64::MAX, "Most messages of the answer, over all partitions; more than 10,000 is cut.")
+        .or(BATCH_DEFAULT),
+    integer("partitions", 1..=i64::MAX, "Most partitions to take from; more than 1,000 is cut.").or(1),
+    flag("wait", "Wait for a message if there is none.").or(false),
+    integer("timeout", 1..=i64::MAX, "How long to wait, in milliseconds; more than 600,000 is cut."),
+    name("consumerGroup", "Who takes: a group has cursors of its own."),
+    flag("autoAck", "Commit at delivery: what a broken connection loses is lost.").or(false),
+    integer("leaseSeconds", 1..=LEASE_SECONDS_MAX, "How long the messages are leased; else as the queue says."),
+    name("subscriptionMode", "Where a group starts at its first contact: `new` at the tail, `all` at the oldest message."),
+    name("subscriptionFrom", "`now` or a time: where a group starts at its first contact. Goes before the mode."),
+    flag("autopilot", "Let the server choose what is not given, and say what it chose.").or(false),
+    flag("conflation", "Must be false: this version does not conflate.").or(false),
+);
 
 /// Where a pop takes from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use hashbrown::hash_map::Entry;
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::bundle::{Group, Message};
@@ -36,24 +37,34 @@ pub(super) struct Push {
     pub(super) places: Vec<Place>,
 }
 
-#[derive(Deserialize)]
-struct Body<'a> {
+/// What to push.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Push)]
+pub(super) struct Body<'a> {
     #[serde(borrow)]
+    #[schema(value_type = Vec<Item<'a>>, required)]
     items: Option<Vec<Object<Item<'a>>>>,
 }
 
-#[derive(Deserialize)]
+/// A message.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = PushItem)]
 #[serde(rename_all = "camelCase")]
 struct Item<'a> {
     #[serde(borrow)]
+    #[schema(value_type = String, required, min_length = 1, max_length = 255)]
     queue: Option<Text<'a>>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 255, default = "Default")]
     partition: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "present")]
+    #[schema(value_type = serde_json::Value, required)]
     payload: Option<&'a RawValue>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 65_535)]
     transaction_id: Option<Text<'a>>,
     #[serde(borrow)]
+    #[schema(value_type = Option<String>)]
     trace_id: Option<Text<'a>>,
 }
 

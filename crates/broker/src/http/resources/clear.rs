@@ -7,6 +7,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::super::App;
+use super::super::openapi::query::query;
 use super::super::params::Params;
 use super::super::path::Segments;
 use super::super::retry::retried;
@@ -29,8 +30,18 @@ struct Cleared {
     cursors: i64,
 }
 
+query!(ClearQuery:
+    name("partition", "Only of this partition."),
+);
+
+/// Deletes the messages of a queue, for every group.
+///
 /// What was pushed before the clearing came to its partition is deleted, for every group. Each step is a transaction
 /// of one partition: when one fails, those before it stay done, and the same request again does the rest.
+#[utoipa::path(
+    delete, path = "/api/v1/queues/{queue}/clear", params(ClearQuery),
+    responses((status = 200, body = Value), (status = 404))
+)]
 pub(super) async fn clear(
     State(app): State<Arc<App>>, Segments(queue): Segments<String>, params: Params,
 ) -> Result<Json<Value>, Error> {

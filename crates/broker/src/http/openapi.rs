@@ -1,0 +1,135 @@
+//! `/openapi.json`: put together from what stands at the handlers, and completed with what all of them share.
+
+pub(super) mod query;
+
+use std::sync::{Arc, LazyLock};
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::{Components, Content, InfoBuilder, OpenApi, Ref, RefOr, Required};
+use utoipa::{PartialSchema, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+
+/// The error statuses that any route may answer.
+const ANYWHERE: [StatusCode; 2] = [StatusCode::BAD_REQUEST, StatusCode::INTERNAL_SERVER_ERROR];
+/// Those that any route with a body may answer.
+const WITH_BODY: [StatusCode; 2] = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
+
+/// Computed once: it is the same for every server of this version.
+static DOCUMENT: LazyLock<Bytes> =
+    LazyLock::new(|| super::families().into_openapi().to_json().expect("texts and numbers become JSON").into());
+
+/// The answer to a request that failed as a whole. Some routes say more in it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "errors are written in one place, and not as a structure")]
+struct Refusal {
+    /// What is wrong, by the name of the field and its range where one is at fault.
+    error: String,
+    /// Says that there is no such route.
+    code: Option<String>,
+}
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(document))
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, body = serde_json::Value)))]
+async fn document() -> Response {
+    const JSON: HeaderValue = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, JSON)], DOCUMENT.clone()).into_response()
+}
+
+/// Adds the routes of one family, under its heading.
+///
+/// # Panics
+/// If two families give different types the same name.
+pub(super) fn family(
+    all: OpenApiRouter<Arc<App>>, (tag, mut routes): (&str, OpenApiRouter<Arc<App>>),
+) -> OpenApiRouter<Arc<App>> {
+    let document = routes.get_openapi_mut();
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        operation.tags = Some(vec![tag.to_owned()]);
+        let name = operation.operation_id.take().unwrap_or_default();
+        operation.operation_id = Some(format!("{}_{name}", tag.to_lowercase().replace(' ', "_")));
+    }
+    let known = all.get_openapi().components.as_ref().map(|components| &components.schemas);
+    for (name, schema) in document.components.iter().flat_map(|components| &components.schemas) {
+        let other = known.and_then(|known| known.get(name)).filter(|other| *other != schema);
+        assert!(other.is_none(), "two wire types are called {name}; give one another name with #[schema(as = …)]");
+    }
+    all.merge(routes)
+}
+
+/// Completes what the handlers say of themselves.
+pub(super) fn complete(document: &mut OpenApi) {
+    document.info = InfoBuilder::new()
+        .title("Ebbtide")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some("Messages on PostgreSQL. The routes are explained in docs/http.md."))
+        .build();
+    let paths = std::mem::take(&mut document.paths.paths);
+    // In a document a wildcard is a parameter like others.
+    document.paths.paths = paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+    for (path, item) in &mut document.paths.paths {
+        for operation in operations(item) {
+            name_segments(path, operation);
+            name_failures(operation);
+        }
+    }
+    let components = document.components.get_or_insert_with(Components::new);
+    components.schemas.insert(Refusal::name().into_owned(), Refusal::schema());
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch].into_iter().flatten()
+}
+
+/// The segments of the path that stand for something.
+fn name_segments(path: &str, operation: &mut Operation) {
+    let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
+    let segments = names.map(|name| RefOr::T(segment(name)));
+    let given = operation.parameters.take().unwrap_or_default();
+    operation.parameters = Some(segments.chain(given).collect());
+}
+
+fn segment(name: &str) -> Parameter {
+    let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1));
+    let schema = match name {
+        "partitionId" => text.format(Some(SchemaFormat::KnownFormat(KnownFormat::Uuid))),
+        "transactionId" => text.max_length(Some(crate::id::TRANSACTION_ID_BYTES_MAX)),
+        _ => text.max_length(Some(crate::id::NAME_CHARS_MAX)),
+    };
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .schema(Some(schema))
+        .build()
+}
+
+/// Adds the failures that a handler need not mention, and gives all of them their body.
+fn name_failures(operation: &mut Operation) {
+    let with_body: &[StatusCode] = if operation.request_body.is_some() { &WITH_BODY } else { &[] };
+    let responses = &mut operation.responses.responses;
+    for status in ANYWHERE.iter().chain(with_body) {
+        responses.entry(status.as_str().to_owned()).or_insert_with(|| RefOr::T(utoipa::openapi::Response::default()));
+    }
+    for (status, response) in responses {
+        let RefOr::T(response) = response else { continue };
+        let status: StatusCode = status.parse().expect("handlers name whole statuses");
+        if response.description.is_empty() {
+            response.description = status.canonical_reason().unwrap_or_default().to_owned();
+        }
+        if (status.is_client_error() || status.is_server_error()) && response.content.is_empty() {
+            let schema = Ref::from_schema_name(Refusal::name());
+            response.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The OpenAPI document against the router that it describes.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use support::Broker;
+
+const METHODS: [&str; 8] = ["get", "post", "put", "delete", "patch", "options", "trace", "connect"];
+
+/// Routes that serve what the document lists under other paths, and those paths.
+const SERVED_AS: [(&str, &[&str]); 2] = [
+    // A group may be called as a list is.
+    ("delete /api/v1/consumer-groups/lagging", &["delete /api/v1/consumer-groups/{group}"]),
+    // A transaction id may have slashes in it, so the last segment is told apart by the handler.
+    (
+        "post /api/v1/messages/{partitionId}/{transactionId}",
+        &[
+            "post /api/v1/messages/{partitionId}/{transactionId}/retry",
+            "post /api/v1/messages/{partitionId}/{transactionId}/dlq",
+        ],
+    ),
+];
+
+/// What the router answers, as `method path`. It has no other list of its routes than the one for debugging.
+fn served(broker: &Broker) -> BTreeSet<String> {
+    let shown = format!("{:?}", ebbtide::http::router(broker.app.clone()));
+    let own = shown.split("fallback_router:").next().expect("a first part");
+    let mut routes: BTreeMap<u32, (Option<String>, Vec<&str>)> = BTreeMap::new();
+    for part in own.split("RouteId(").skip(1) {
+        let (id, rest) = part.split_once("): ").expect("an id and what it is of");
+        let route = routes.entry(id.parse().expect("a number")).or_default();
+        match rest.strip_prefix('"') {
+            Some(path) => route.0 = path.split('"').next().map(|path| path.replace("{*", "{")),
+            None => route.1.extend(METHODS.iter().filter(|method| rest.contains(&format!(" {method}: Route,")))),
+        }
+    }
+    let routes = routes.into_values().flat_map(|(path, methods)| {
+        let path = path.expect("each route has a path");
+        assert!(!methods.is_empty(), "{path} has a method");
+        methods.into_iter().map(move |method| format!("{method} {path}"))
+    });
+    let mut served = BTreeSet::new();
+    for route in routes {
+        match SERVED_AS.iter().find(|(alias, _)| *alias == route) {
+            Some((_, listed)) => served.extend(listed.iter().map(|route| (*route).to_owned())),
+            None => drop(served.insert(route)),
+        }
+    }
+    served
+}
+
+async fn document(broker: &Broker) -> Value {
+    let (status, document) = broker.get("/openapi.json").await;
+    assert_eq!(status, 200);
+    document
+}
+
+/// Each operation of the document, by `method path`.
+fn operations(document: &Value) -> BTreeMap<String, &Value> {
+    let paths = document["paths"].as_object().expect("paths");
+    let each = paths.iter().flat_map(|(path, item)| item.as_object().expect("methods").iter().map(move |m| (path, m)));
+    each.map(|(path, (method, operation))| (format!("{method} {path}"), operation)).collect()
+}
+
+#[tokio::test]
+async fn the_document_lists_what_the_router_serves_and_nothing_else() {
+    let broker = Broker::start().await;
+    let served = served(&broker);
+    let document = document(&broker).await;
+    let listed: BTreeSet<String> = operations(&document).into_keys().collect();
+    assert!(served.contains("post /api/v1/push") && 30 < served.len(), "the router shows its routes: {served:?}");
+    let missing: Vec<_> = served.difference(&listed).collect();
+    let extra: Vec<_> = listed.difference(&served).collect();
+    assert!(missing.is_empty() && extra.is_empty(), "not in the document: {missing:?}; in it only: {extra:?}");
+}
+
+#[tokio::test]
+async fn each_operation_says_what_it_does_takes_and_answers() {
+    let broker = Broker::start().await;
+    let document = document(&broker).await;
+    let mut ids = BTreeSet::new();
+    for (route, operation) in operations(&document) {
+        let id = operation["operationId"].as_str().unwrap_or_default();
+        assert!(!id.is_empty() && ids.insert(id.to_owned()), "{route}: the operation id {id:?} is its own");
+        let summary = operation["summary"].as_str().unwrap_or_default();
+        assert!(!summary.is_empty(), "{route}: write a sentence above the handler");
+        for parameter in operation["parameters"].as_array().into_iter().flatten() {
+            let has_words = parameter["in"] == "path" || parameter["description"].as_str().is_some();
+            assert!(has_words && parameter["schema"].is_object(), "{route}: {parameter}");
+        }
+        let responses = operation["responses"].as_object().expect("responses");
+        let successes = responses.keys().filter(|status| status.starts_with('2')).count();
+        assert!(0 < successes, "{route} can succeed");
+        for (status, response) in responses {
+            let has_content = response["content"].as_object().is_some_and(|content| !content.is_empty());
+            assert_eq!(has_content, status != "204", "{route}: the body of {status}");
+            assert!(response["description"].as_str().is_some_and(|words| !words.is_empty()), "{route}: {status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_reference_of_the_document_leads_somewhere() {
+    let broker = Broker::start().await;
+    let document = document(&broker).await;
+    let (mut found, mut left) = (0, vec![&document]);
+    while let Some(value) = left.pop() {
+        if let Some(reference) = value.get("$ref").and_then(Value::as_str) {
+            let pointer = reference.strip_prefix('#').expect("within the document");
+            assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+            found += 1;
+        }
+        left.extend(value.as_object().into_iter().flat_map(serde_json::Map::values));
+        left.extend(value.as_array().into_iter().flatten());
+    }
+    assert!(0 < found, "there are references");
+}
