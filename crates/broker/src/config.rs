@@ -91,11 +91,20 @@ pub struct Tls {
 pub struct Retention {
     pub interval_ms: u64,
     pub rows_max: i32,
+    /// Partitions that one cycle takes on.
+    pub due_max: i32,
+    /// Period of the walk over all stamps; `None` walks once after the start.
+    pub safety_walk: Option<Duration>,
     /// `None` when empty partitions are never deleted: the switch and the window are one value.
     pub partition_cleanup_days: Option<i32>,
     pub metrics_retention_days: i32,
     pub metrics_flush_ms: u64,
 }
+
+/// Partitions that the largest plan of a cycle lists.
+pub const DUE_MAX: i32 = 1_000_000;
+/// Batches of partitions that a cycle takes on unless it is told.
+const DUE_BATCHES: i32 = 5;
 
 #[derive(Debug, Clone)]
 pub struct Messaging {
@@ -178,19 +187,21 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         retention_due_cap,
         retention_safety_walk_ms,
     } = given;
-    for inert in [
-        retention_parallelism,
-        stats_interval_ms,
-        retained_bytes_interval_ms,
-        retention_due_cap,
-        retention_safety_walk_ms,
-    ] {
+    for inert in [retention_parallelism, stats_interval_ms, retained_bytes_interval_ms] {
         inert.read(findings);
     }
     let cleanup_days = partition_cleanup_days.read_i32(findings);
+    let rows_max = retention_batch_size.read_i32(findings);
+    let due_max = match retention_due_cap.read_i32(findings) {
+        0 => rows_max.saturating_mul(DUE_BATCHES).min(DUE_MAX),
+        due_max => due_max,
+    };
+    let walk_ms = retention_safety_walk_ms.read_u64(findings);
     Retention {
         interval_ms: retention_interval.read_u64(findings),
-        rows_max: retention_batch_size.read_i32(findings),
+        rows_max,
+        due_max,
+        safety_walk: (0 < walk_ms).then(|| Duration::from_millis(walk_ms)),
         partition_cleanup_days: partition_cleanup_enabled.read(findings).then_some(cleanup_days),
         metrics_retention_days: metrics_retention_days.read_i32(findings),
         metrics_flush_ms: metrics_flush_ms.read_u64(findings),

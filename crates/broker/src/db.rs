@@ -6,6 +6,7 @@ pub mod configure;
 pub mod consumer_groups;
 pub mod dead_letter_admin;
 pub mod dead_letters;
+pub mod due;
 pub mod lease;
 pub mod messages;
 pub mod metrics;

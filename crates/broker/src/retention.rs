@@ -1,6 +1,7 @@
 //! The background deletion: paces cycles, elects their leader, and says what became of them.
 
 mod cycle;
+mod memory;
 
 use std::time::Duration;
 
@@ -13,11 +14,13 @@ use tracing::{debug, error, info};
 use crate::config;
 use crate::db::Target;
 use crate::error::Error;
+use cycle::Slow;
 pub use cycle::{MetricsSummary, Swept, phase};
+use memory::Memory;
 
 /// The session advisory lock that elects the leader, on every server of the database.
 pub const LOCK_ID: i64 = 737_001;
-/// Phase 4 scans every partition, and its window is days.
+/// The window of phase 4 is days, and partitions that are vetoed are looked at each time.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 const CYCLE_ERROR_GAP: Duration = Duration::from_secs(30);
 const METRICS_ERROR_GAP: Duration = Duration::from_secs(60);
@@ -37,6 +40,10 @@ pub struct Settings {
     pub cleanup_days: Option<i32>,
     /// Age in days at which metrics and the audit of deletions go.
     pub metrics_days: i32,
+    /// Partitions that one cycle takes on at most; the others have their turn in the next.
+    pub due_max: i32,
+    /// From one walk over all stamps to the next; `None` walks once.
+    pub walk_interval: Option<Duration>,
     /// How long a step waits for a partition that somebody holds, before its turn passes to the next one.
     pub lock_wait: Duration,
 }
@@ -48,6 +55,8 @@ impl From<&config::Retention> for Settings {
             rows_max: checked.rows_max,
             cleanup_days: checked.partition_cleanup_days,
             metrics_days: checked.metrics_retention_days,
+            due_max: checked.due_max,
+            walk_interval: checked.safety_walk,
             lock_wait: LOCK_WAIT,
         }
     }
@@ -85,14 +94,30 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
     let mut gate = gate(target);
     let mut pace = Pace::new(settings.interval);
     let mut cleanup = Every::new(CLEANUP_INTERVAL);
+    let mut walk = Every::new(settings.walk_interval.unwrap_or(Duration::MAX));
+    let mut memory = Memory::default();
     let mut told = Told::default();
     while let Some(started) = pace.next(&cancel).await {
-        let cleanup_due = cleanup.is_due(started);
-        let led = gate.as_leader(async |db| cycle::run(&db, &settings, cleanup_due, None, &cancel).await).await;
-        if matches!(&led, Ok(Led::Ran(swept)) if swept.report.phase(phase::CLEANUP).is_some()) {
-            cleanup.restart(started);
+        let slow = Slow { cleanup: cleanup.is_due(started), walk: true };
+        if walk.is_due(started) && memory.walk.position().is_none() {
+            memory.walk.start();
+        }
+        let led = gate.as_leader(async |db| cycle::run(&db, &settings, &mut memory, slow, &cancel).await).await;
+        if let Ok(Led::Ran(swept)) = &led {
+            if swept.report.phase(phase::CLEANUP).is_some() {
+                cleanup.restart(started);
+            }
+            if swept.report.phase(phase::STAMPS).is_some() && walk.is_due(started) {
+                walk.restart(started);
+            }
+            if swept.is_full {
+                pace.hurry();
+            }
         }
         told.tell(&led);
+        if let Some(memory::Round { scanned, repaired }) = memory.walk.ended() {
+            told.tell_walk(scanned, repaired);
+        }
     }
 }
 
@@ -102,7 +127,10 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
 /// If no leader could be elected. Failures of the cycle itself are in its report.
 pub async fn once(target: Target, settings: &Settings, cancel: &CancellationToken) -> Result<Led<Swept>, GateError> {
     let mut gate = gate(target);
-    gate.as_leader(async |db| cycle::run(&db, settings, true, None, cancel).await).await
+    // Whatever is due goes, in one plan: nobody comes to do the rest.
+    let settings = Settings { due_max: config::DUE_MAX, ..settings.clone() };
+    let slow = Slow { cleanup: true, walk: false };
+    gate.as_leader(async |db| cycle::run(&db, &settings, &mut Memory::default(), slow, cancel).await).await
 }
 
 fn gate(mut target: Target) -> AdvisoryGate {
@@ -149,7 +177,7 @@ impl Told {
 
     fn tell_swept(&mut self, swept: &Swept) -> &'static str {
         log_swept(swept);
-        count(&swept.report);
+        count(swept);
         if let Some(metrics) = swept.report.phase(phase::METRICS)
             && let Some(error) = &metrics.first_error
             && let Some(suppressed) = self.metrics_errors.admit()
@@ -167,6 +195,16 @@ impl Told {
                 "succeeded"
             }
             (None, None) => "cancelled",
+        }
+    }
+
+    /// Stamps that were wrong are worth a line: what they hid was not swept until now.
+    fn tell_walk(&mut self, scanned: u64, repaired: u64) {
+        counter!("ebbtide_retention_stamps_repaired_total").increment(repaired);
+        if 0 < repaired {
+            info!(target: "retention", scanned, repaired, "repaired stamps");
+        } else {
+            debug!(target: "retention", scanned, "stamps are right");
         }
     }
 
@@ -190,7 +228,7 @@ fn full(error: &dyn std::error::Error) -> String {
 
 /// At info only when data went: an idle server stays silent, and so does one that only trims its metrics.
 fn log_swept(swept: &Swept) {
-    let Swept { report, queues, metrics, as_of: _ } = swept;
+    let Swept { report, queues, metrics, is_full: _, held: _, as_of: _ } = swept;
     let queues = queues.len();
     let segments_deleted = report.deleted(phase::RETENTION);
     let txns_purged = report.deleted(phase::TXNS);
@@ -209,13 +247,15 @@ fn log_swept(swept: &Swept) {
     if report.anything_went() { line!(info) } else { line!(debug) }
 }
 
-fn count(report: &Report<Error>) {
+fn count(swept: &Swept) {
+    let report: &Report<Error> = &swept.report;
     for PhaseReport { name, deleted, failures, .. } in report.phases() {
         counter!("ebbtide_retention_deleted_rows_total", "phase" => *name).increment(*deleted);
         counter!("ebbtide_retention_failed_steps_total", "phase" => *name).increment(*failures);
     }
-    let pinned = report.phase(phase::RETENTION).map_or(0, |phase| phase.kept.iter().map(|(_, count)| count).sum());
-    #[allow(clippy::cast_precision_loss, reason = "a count of partitions, for a graph")]
-    gauge!("ebbtide_retention_pinned_partitions").set(pinned as f64);
+    if let Some(held) = swept.held {
+        #[allow(clippy::cast_precision_loss, reason = "a count of partitions, for a graph")]
+        gauge!("ebbtide_retention_pinned_partitions").set(held as f64);
+    }
     histogram!("ebbtide_retention_cycle_seconds").record(report.elapsed().as_secs_f64());
 }

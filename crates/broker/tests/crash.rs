@@ -23,6 +23,8 @@ fn sweep(log: &Log) -> JoinHandle<Swept> {
         rows_max: 10,
         cleanup_days: Some(30),
         metrics_days: 90,
+        due_max: 5000,
+        walk_interval: None,
         lock_wait: Duration::from_secs(60),
     };
     tokio::spawn(async move {
@@ -263,6 +265,8 @@ async fn a_server_leads_again_after_its_session_was_ended() {
         rows_max: 10,
         cleanup_days: Some(30),
         metrics_days: 90,
+        due_max: 5000,
+        walk_interval: None,
         lock_wait: Duration::from_secs(60),
     };
     let task = tokio::spawn(retention::run(log.database.target.clone(), settings, cancel.clone()));

@@ -62,3 +62,72 @@ async fn an_edited_table_file_is_refused() {
     let error = migrate(&database.target).await.expect_err("refuses");
     assert!(error.to_string().contains("0001_queues.sql"), "{error}");
 }
+
+/// The indexes of `log_partitions`, and whether each is complete.
+async fn indexes(client: &tokio_postgres::Client) -> Vec<(String, bool)> {
+    let query = "select c.relname, i.indisvalid from pg_index i join pg_class c on c.oid = i.indexrelid
+        where i.indrelid = 'queen.log_partitions'::regclass order by 1";
+    client.query(query, &[]).await.expect("indexes").iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[tokio::test]
+async fn a_database_without_stamps_is_upgraded_with_all_it_holds() {
+    let database = Database::empty().await;
+    migrate(&database.target).await.expect("installs");
+    let client = database.client().await;
+    let complete = indexes(&client).await;
+    client
+        .batch_execute(
+            "delete from queen.installed_files where name = '0009_due.sql';
+             drop table queen.due_events;
+             drop trigger note_stamp_missing on queen.log_partitions;
+             drop trigger note_stamps_unknown on queen.log_partitions;
+             alter table queen.log_partitions drop column oldest_live_at, drop column oldest_txn_at,
+                 drop column held_next, drop column held_since, drop column recheck_at;
+             insert into queen.queues (name, retention_enabled, retention_seconds) values ('q', true, 100);
+             insert into queen.log_partitions (queue_id, name, last_offset) select id, 'p', 0 from queen.queues;
+             insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
+             select id, 0, 0, now() - interval '1 day', 'x' from queen.log_partitions",
+        )
+        .await
+        .expect("as an older release left it");
+    assert!(indexes(&client).await.len() < complete.len());
+    assert_eq!(migrate(&database.target).await.expect("upgrades").tables, 1);
+    assert_eq!(indexes(&client).await, complete);
+    let unknown =
+        "select count(*) from queen.log_partitions where oldest_live_at = '-infinity' and oldest_txn_at = '-infinity'";
+    assert_eq!(
+        client.query_one(unknown, &[]).await.expect("count").get::<_, i64>(0),
+        1,
+        "due until somebody has looked"
+    );
+}
+
+#[tokio::test]
+async fn an_index_that_was_left_half_built_is_built_again() {
+    let database = Database::empty().await;
+    migrate(&database.target).await.expect("installs");
+    let client = database.client().await;
+    let complete = indexes(&client).await;
+    assert!(complete.iter().all(|(_, is_valid)| *is_valid));
+    client
+        .batch_execute(
+            "update pg_index set indisvalid = false where indexrelid = 'queen.log_partitions_live_idx'::regclass;
+             drop index queen.log_partitions_txn_idx",
+        )
+        .await
+        .expect("a superuser may");
+    migrate(&database.target).await.expect("installs");
+    assert_eq!(indexes(&client).await, complete);
+}
+
+#[tokio::test]
+async fn a_server_that_starts_meanwhile_leaves_the_indexes_to_the_first() {
+    let database = Database::empty().await;
+    migrate(&database.target).await.expect("installs");
+    let client = database.client().await;
+    client.batch_execute("drop index queen.log_partitions_txn_idx").await.expect("dropped");
+    client.batch_execute("select pg_advisory_lock(778120011)").await.expect("another server builds");
+    migrate(&database.target).await.expect("does not wait");
+    assert!(indexes(&client).await.iter().all(|(name, _)| name != "log_partitions_txn_idx"));
+}

@@ -43,6 +43,11 @@ impl Pace {
         Self { interval, last: None }
     }
 
+    /// Lets the next cycle start at once: the one that ended could not take on all that was due.
+    pub fn hurry(&mut self) {
+        self.last = None;
+    }
+
     /// Waits for the next cycle and returns its start; `None` once `cancel` is cancelled.
     pub async fn next(&mut self, cancel: &CancellationToken) -> Option<Instant> {
         let rest = match self.last {

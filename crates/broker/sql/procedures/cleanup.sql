@@ -50,14 +50,19 @@ begin
         return jsonb_build_object('deleted', 0, 'done', true);
     end if;
 
+    -- The longest silent first, by the index over partitions without segments; a stamp of -infinity does not say.
+    -- Twice the batch, so that those that are locked elsewhere leave a full one.
     select array_agg(c.id) into v_candidates
       from (select p.id
               from queen.log_partitions p
-             where p.created_at < p_cutoff and p.last_write_at < p_cutoff
-               -- Cheaper than the predicate, which most silent partitions fail here. Not as `not exists`:
-               -- that may be planned as a join with every segment.
-               and (select true from queen.log_segments s where s.partition_id = p.id limit 1) is null
-               and queen.log_partition_dead_v1(p.id, p_cutoff)
+             where p.id = any(array(
+                       select o.id
+                         from queen.log_partitions o
+                        where (o.oldest_live_at is null or o.oldest_live_at = '-infinity')
+                          and o.created_at < p_cutoff and o.last_write_at < p_cutoff
+                          and queen.log_partition_dead_v1(o.id, p_cutoff)
+                        order by o.last_write_at
+                        limit 2 * v_rows_max::bigint))
              order by p.id
              limit v_rows_max
                for update of p skip locked) c;
@@ -95,6 +100,8 @@ begin
      where p.id = any(v_dead);
     delete from queen.log_partitions p where p.id = any(v_dead);
     get diagnostics v_deleted = row_count;
+    -- Last: whoever moved one of the cursors has been waited for, and its note is there to be seen.
+    delete from queen.due_events e where e.partition_id = any(v_dead);
     return jsonb_build_object('deleted', v_deleted, 'done', cardinality(v_candidates) < v_rows_max);
 end $$;
 

@@ -35,6 +35,7 @@ begin
     delete from queen.log_txns where partition_id = any (v_pids);
     delete from queen.log_dlq where partition_id = any (v_pids);
     delete from queen.queues where id = v_id;
+    delete from queen.due_events where partition_id = any (v_pids);
     perform queen.delete_queue_metrics(v_id, p_name, p_tenant);
     return jsonb_build_object('deleted', true, 'queue', p_name, 'existed', true);
 end $$;

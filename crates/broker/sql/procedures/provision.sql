@@ -55,8 +55,8 @@ begin
     order by n.tenant, n.queue
     on conflict (tenant_id, name) do nothing;
 
-    insert into queen.log_partitions (queue_id, name)
-    select n.queue_id, n.partition
+    insert into queen.log_partitions (queue_id, name, oldest_live_at, oldest_txn_at)
+    select n.queue_id, n.partition, null, null
     from (
         select distinct q.id as queue_id, i.partition
         from unnest(p_queues, p_partitions, p_tenants, v_ids) i (queue, partition, tenant, id)

@@ -189,9 +189,11 @@ begin
     where e.base is not null;
     update queen.log_partitions p
     set last_offset = e.base + e.n - 1,
+        oldest_live_at = coalesce(p.oldest_live_at, greatest(o_created_at, e.written)),
+        oldest_txn_at = coalesce(p.oldest_txn_at, greatest(o_created_at, e.written)),
         last_write_at = case when p.last_write_at < o_created_at - interval '1 second' then o_created_at
                              else p.last_write_at end
-    from unnest(p_pids, o_bases, p_counts) e (pid, base, n)
+    from unnest(p_pids, o_bases, p_counts, v_written) e (pid, base, n, written)
     where p.id = e.pid and e.base is not null;
 end
 $$;
@@ -262,6 +264,9 @@ begin
 
     update queen.log_partitions p
     set last_offset = p.last_offset + p_msg_count,
+        -- No younger than the segment will be, whose stamp is taken under this lock.
+        oldest_live_at = coalesce(p.oldest_live_at, greatest(clock_timestamp(), p.last_write_at)),
+        oldest_txn_at = coalesce(p.oldest_txn_at, greatest(clock_timestamp(), p.last_write_at)),
         last_write_at = case when p.last_write_at < clock_timestamp() - interval '1 second' then clock_timestamp()
                              else p.last_write_at end
     where p.id = v_pid

@@ -104,6 +104,8 @@ begin
     select p.log_start, p.queue_id into v_log_start, v_queue_id
       from queen.log_partitions p where p.id = p_pid for update;
     if not found then
+        -- A cursor's note may have outlived its partition.
+        delete from queen.due_events e where e.partition_id = p_pid;
         return jsonb_build_object('deleted', 0, 'new_log_start', null, 'done', true);
     end if;
 
@@ -134,6 +136,7 @@ begin
              order by s.base_offset
              limit v_rows_max) c;
     if v_chosen_base is null then
+        perform queen.log_segments_mark_v1(p_pid, v_log_start, p_completed_cutoff, v_next);
         return jsonb_build_object('deleted', 0, 'new_log_start', v_log_start, 'done', true);
     end if;
 
@@ -144,9 +147,6 @@ begin
         returning s.base_offset, s.end_offset
     )
     select count(*), coalesce(sum(g.end_offset - g.base_offset + 1), 0) into v_segments, v_frames from gone g;
-
-    update queen.log_partitions p set log_start = v_chosen_end + 1
-     where p.id = p_pid and p.log_start < v_chosen_end + 1;
 
     -- Committed with the delete or not at all. Frames can exceed the column; the audit must not
     -- stop the sweep.
@@ -159,6 +159,8 @@ begin
      where s.partition_id = p_pid and s.base_offset > v_chosen_base
      order by s.base_offset
      limit 1;
+    perform queen.log_segments_mark_v1(
+        p_pid, v_chosen_end + 1, case when v_more then null else p_completed_cutoff end, v_next);
     return jsonb_build_object('deleted', v_segments, 'new_log_start', v_chosen_end + 1,
                               'done', not coalesce(v_more, false));
 end $$;
@@ -246,6 +248,7 @@ begin
              order by t.base_offset
              limit v_rows_max) c;
     if v_chosen_base is null then
+        perform queen.log_txns_mark_v1(p_pid, v_txns_start);
         return jsonb_build_object('deleted', 0, 'new_txns_start', v_txns_start, 'done', true);
     end if;
 
@@ -253,8 +256,7 @@ begin
      where t.partition_id = p_pid and t.base_offset between v_txns_start and v_chosen_base;
     get diagnostics v_deleted = row_count;
 
-    update queen.log_partitions p set txns_start = v_chosen_end + 1
-     where p.id = p_pid and p.txns_start < v_chosen_end + 1;
+    perform queen.log_txns_mark_v1(p_pid, v_chosen_end + 1);
 
     select t.base_offset < v_boundary into v_more
       from queen.log_txns t

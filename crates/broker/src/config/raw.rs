@@ -75,10 +75,11 @@ settings! {
     stats_interval_ms = "STATS_INTERVAL_MS": Inert { why: "statistics are computed when they are asked for" };
     /// Refresh of the retained-bytes figures.
     retained_bytes_interval_ms = "RETAINED_BYTES_INTERVAL_MS": Inert { why: "retained bytes are not tracked" };
-    /// Cap of the due list of a retention cycle.
-    retention_due_cap = "QUEEN_RETENTION_DUE_CAP": Inert { why: "every cycle walks the full work list" };
-    /// Period of the repair walk over the watermarks.
-    retention_safety_walk_ms = "QUEEN_RETENTION_SAFETY_WALK_MS": Inert { why: "every cycle walks the full work list" };
+    /// Partitions that one cycle takes on at most; 0 takes five times the batch. The rest has its turn at once after.
+    retention_due_cap = "QUEEN_RETENTION_DUE_CAP": Int { default: 0, min: 0, max: 1_000_000, unit: "partitions" };
+    /// Period of the walk that checks when each partition comes due; 0 walks once after the start.
+    retention_safety_walk_ms = "QUEEN_RETENTION_SAFETY_WALK_MS":
+        Int { default: 86_400_000, min: 0, max: 31_536_000_000, unit: "ms" };
 }
 
 settings! {

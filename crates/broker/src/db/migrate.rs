@@ -2,10 +2,11 @@
 //!
 //! One transaction under an advisory lock, so that servers that start at once take turns and a
 //! crash leaves the old install. Functions belong to the newest release that installed them: an
-//! older binary leaves them alone.
+//! older binary leaves them alone. Indexes of tables that may be large and busy are built after
+//! it, while traffic goes on; until they are there, what needs them is slow and not wrong.
 
 use tokio_postgres::{Client, Transaction};
-use tracing::info;
+use tracing::{info, warn};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Target;
@@ -13,6 +14,9 @@ use crate::error::Error;
 
 /// Serialises installs, on every server of the database.
 const SCHEMA_LOCK: i64 = 778_120_010;
+/// Lets one server build indexes at a time. Not the lock above: whoever waits for that one holds a snapshot, and
+/// a concurrent build waits for all snapshots.
+const INDEX_LOCK: i64 = 778_120_011;
 /// How long an install waits for a table that traffic holds, before it gives up and says so.
 const LOCK_TIMEOUT: &str = "30s";
 
@@ -31,6 +35,10 @@ impl SqlFile {
     fn checksum(&self) -> String {
         format!("{:032x}", xxh3_128(self.text.as_bytes()))
     }
+
+    fn stem(&self) -> &'static str {
+        self.name.strip_suffix(".sql").expect("each is a .sql file")
+    }
 }
 
 /// Applied once, in this order, and never edited.
@@ -43,10 +51,21 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0006_state.sql",
     "0007_dead_letter_lookup.sql",
     "0008_dead_letter_origin.sql",
+    "0009_due.sql",
+);
+
+/// One `create index concurrently` a file, named as the index.
+const INDEXES: &[SqlFile] = sql_files!("indexes":
+    "log_partitions_live_idx.sql",
+    "log_partitions_held_idx.sql",
+    "log_partitions_recheck_idx.sql",
+    "log_partitions_txn_idx.sql",
+    "log_partitions_empty_idx.sql",
 );
 
 /// Applied again, in this order, whenever one of them differs from what is installed.
 const PROCEDURES: &[SqlFile] = sql_files!("procedures":
+    "due.sql",
     "provision.sql",
     "push.sql",
     "subscription.sql",
@@ -88,12 +107,47 @@ pub async fn migrate(target: &Target) -> Result<Installed, Error> {
     let transaction = client.transaction().await?;
     let installed = install(&transaction).await?;
     transaction.commit().await?;
+    build_indexes(&client).await?;
     if installed.newer_present {
         info!(target: "db", "a newer release installed the functions; left as they are");
     } else if installed.tables + installed.procedures > 0 {
         info!(target: "db", tables = installed.tables, procedures = installed.procedures, "schema installed");
     }
     Ok(installed)
+}
+
+/// Builds the indexes that are missing or were left half built. One that cannot be had now, because an old
+/// transaction never ends, is left for the next start.
+async fn build_indexes(client: &Client) -> Result<(), Error> {
+    let query = "select to_regclass('queen.' || n) is not null, coalesce(i.indisvalid, false)
+        from unnest($1::text[]) with ordinality u (n, ord)
+        left join pg_index i on i.indexrelid = to_regclass('queen.' || n) order by ord";
+    let names: Vec<&str> = INDEXES.iter().map(SqlFile::stem).collect();
+    let states = client.query(query, &[&names]).await?;
+    if states.iter().all(|state| state.get(1)) {
+        return Ok(());
+    }
+    let locked: bool = client.query_one("select pg_try_advisory_lock($1)", &[&INDEX_LOCK]).await?.get(0);
+    if !locked {
+        info!(target: "db", "another server builds the indexes");
+        return Ok(());
+    }
+    client.batch_execute(&format!("set lock_timeout = '{LOCK_TIMEOUT}'")).await?;
+    for (file, state) in INDEXES.iter().zip(&states) {
+        let (exists, valid): (bool, bool) = (state.get(0), state.get(1));
+        if valid {
+            continue;
+        }
+        if exists {
+            client.batch_execute(&format!("drop index concurrently if exists queen.{}", file.stem())).await?;
+        }
+        if let Err(error) = client.batch_execute(file.text).await {
+            warn!(target: "db", index = file.stem(), %error,
+                "an index could not be built; retention is slower until a later start builds it");
+        }
+    }
+    client.execute("select pg_advisory_unlock($1)", &[&INDEX_LOCK]).await?;
+    Ok(())
 }
 
 async fn install(transaction: &Transaction<'_>) -> Result<Installed, Error> {
@@ -178,7 +232,8 @@ fn own_version() -> Vec<i32> {
 
 /// Names this binary's schema: two binaries with the same fingerprint install the same.
 pub fn fingerprint() -> String {
-    let all: String = TABLES.iter().chain(PROCEDURES).map(|file| file.name.to_owned() + file.text).collect();
+    let all: String =
+        TABLES.iter().chain(PROCEDURES).chain(INDEXES).map(|file| file.name.to_owned() + file.text).collect();
     format!("{:032x}", xxh3_128(all.as_bytes()))
 }
 

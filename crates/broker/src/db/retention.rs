@@ -11,64 +11,122 @@ use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use tracing::warn;
+use uuid::Uuid;
 
 use super::Sql;
 use crate::error::Error;
 use crate::id::{PartitionId, QueueId};
 
-/// Partitions read by one page of the work list.
-pub const PAGE_ROWS: i32 = 1000;
-
-/// One page of the partitions of a cycle in ascending order, with every cutoff from one clock.
-///
-/// The first six columns are the plan; a NULL cutoff switches its rule off. The columns after them
-/// look at the oldest row only, which tells whether a step has anything to do: stamps never fall along
-/// a log, so a fresh first row has no stale row behind it. They are asked for by $4 and $5.
-const WORK_LIST: &str = "\
-select w.partition_id, w.queue_id, w.all_cutoff, w.completed_cutoff, w.txns_cutoff, w.max_wait_cutoff,
-       coalesce(head.created_at < w.all_cutoff, false) as all_due,
-       coalesce(head.created_at < w.completed_cutoff, false) as completed_old,
-       coalesce(head.end_offset <= (select min(c.committed) from queen.log_consumers c
-                                     where c.partition_id = w.partition_id
-                                       and head.created_at < w.completed_cutoff), false) as completed_read,
-       coalesce(head.created_at < w.max_wait_cutoff, false) as max_wait_due,
-       coalesce(txn.created_at < w.txns_cutoff, false) as txns_due
-  from (select p.id as partition_id, p.queue_id, p.log_start, p.txns_start,
-               case when qq.retention_enabled and qq.retention_seconds > 0
-                    then clock.as_of - make_interval(secs => qq.retention_seconds) end as all_cutoff,
-               case when qq.retention_enabled and qq.completed_retention_seconds > 0
-                    then clock.as_of - make_interval(secs => qq.completed_retention_seconds) end as completed_cutoff,
-               clock.as_of - make_interval(secs =>
-                   greatest(qq.dedup_window_seconds, qq.completed_retention_seconds, 900)) as txns_cutoff,
-               case when qq.max_wait_time_seconds > 0
-                    then clock.as_of - make_interval(secs => qq.max_wait_time_seconds) end as max_wait_cutoff
-          from queen.log_partitions p
-          join queen.queues qq on p.queue_id = qq.id
-         cross join (select coalesce($1 /* p_as_of */, now()) as as_of) clock
-         where p.id >= $2
-         order by p.id
-         limit $3) w
-  left join lateral (
-        select s.created_at, s.end_offset
-          from queen.log_segments s
-         where $4 and coalesce(w.all_cutoff, w.completed_cutoff, w.max_wait_cutoff) is not null
-           and s.partition_id = w.partition_id and s.base_offset >= w.log_start
-         order by s.base_offset
-         limit 1) head on true
-  left join lateral (
-        select t.created_at
-          from queen.log_txns t
-         where $5 and t.partition_id = w.partition_id and t.base_offset >= w.txns_start
-         order by t.base_offset
-         limit 1) txn on true
- order by w.partition_id";
-
-/// Which oldest rows a page of the work list looks at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probe {
-    Segments,
-    Sidecar,
+/// Every queue with its cutoffs from one clock; a NULL cutoff switches its rule off.
+macro_rules! policy {
+    () => {
+        "with policy as materialized (
+    select qq.id, clock.as_of,
+           case when qq.retention_enabled and qq.retention_seconds > 0
+                then clock.as_of - make_interval(secs => qq.retention_seconds) end as all_cutoff,
+           case when qq.retention_enabled and qq.completed_retention_seconds > 0
+                then clock.as_of - make_interval(secs => qq.completed_retention_seconds) end as completed_cutoff,
+           clock.as_of - make_interval(secs =>
+               greatest(qq.dedup_window_seconds, qq.completed_retention_seconds, 900)) as txns_cutoff,
+           case when qq.max_wait_time_seconds > 0
+                then clock.as_of - make_interval(secs => qq.max_wait_time_seconds) end as max_wait_cutoff
+      from queen.queues qq
+     cross join (select coalesce($1 /* p_as_of */, now()) as as_of) clock
+)"
+    };
 }
+
+/// When something in a queue comes due at the earliest, for the queues of which that is not known.
+///
+/// $2 to $4 are what is known: the queue, the policy for which it holds, and until when nothing is due. A row
+/// comes due when its cutoff passes its stamp. What is pushed from now on is younger than any cutoff, but for
+/// a push that has taken its stamp and not committed: no statement is under way for longer than a minute.
+/// Nothing is known for longer than five minutes, whatever was done to the stamps by hand.
+pub const QUIET: &str = concat!(
+    policy!(),
+    ",
+awake as materialized (
+    select qq.*
+      from (select policy.*, hashtextextended(concat_ws(',', as_of - all_cutoff, '/', as_of - completed_cutoff, '/',
+                   as_of - txns_cutoff, '/', as_of - max_wait_cutoff), 0) as version from policy) qq
+      left join unnest($2::uuid[], $3::bigint[], $4::timestamptz[]) k (id, version, until) on k.id = qq.id
+     where k.id is null or k.version <> qq.version or k.until <= qq.as_of
+)
+select qq.id, qq.version,
+       nullif(least(live.oldest + (qq.as_of - greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff)),
+                    held.oldest + (qq.as_of - greatest(qq.all_cutoff, qq.max_wait_cutoff)),
+                    txn.oldest + (qq.as_of - qq.txns_cutoff),
+                    qq.as_of - interval '1 minute' + (qq.as_of
+                        - greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff, qq.txns_cutoff)),
+                    qq.as_of + interval '5 minutes'), '-infinity') as until
+  from awake qq
+  left join lateral (
+        select p.oldest_live_at as oldest from queen.log_partitions p
+         where p.queue_id = qq.id and p.oldest_live_at is not null and p.held_next is null
+         order by p.queue_id, p.oldest_live_at limit 1) live on true
+  left join lateral (
+        select p.oldest_live_at as oldest from queen.log_partitions p
+         where p.queue_id = qq.id and p.held_next is not null
+         order by p.queue_id, p.oldest_live_at limit 1) held on true
+  left join lateral (
+        select p.oldest_txn_at as oldest from queen.log_partitions p
+         where p.queue_id = qq.id and p.oldest_txn_at is not null
+         order by p.queue_id, p.oldest_txn_at limit 1) txn on true"
+);
+
+/// What a cycle has to do: the partitions that are due, in ascending order.
+///
+/// The first six columns are the plan. The others say which rules have something to do, by the stamps that
+/// pushes and steps keep: asking for them costs what is due and three probes for each of the queues $5. $2 says
+/// behind which of them to begin, so that one long backlog starves no other queue.
+pub const WORK_LIST: &str = concat!(
+    policy!(),
+    ",
+stale as materialized (
+    select w.* from (select * from policy where id = any($5) order by (id <= $2), id) qq
+     cross join lateral (
+        (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
+          where p.queue_id = qq.id and p.held_next is null
+            and p.oldest_live_at < greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff)
+            and p.id <> all($3)
+          order by p.queue_id, p.oldest_live_at limit $4)
+        union all
+        (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
+          where p.queue_id = qq.id and p.held_next is not null
+            and p.oldest_live_at < greatest(qq.all_cutoff, qq.max_wait_cutoff)
+            and p.id <> all($3)
+          order by p.queue_id, p.oldest_live_at limit $4)
+        union all
+        (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
+          where p.queue_id = qq.id and p.oldest_txn_at < qq.txns_cutoff
+            and p.id <> all($3)
+          order by p.queue_id, p.oldest_txn_at limit $4)
+     ) w
+     limit $4
+),
+reopened as materialized (
+    (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
+      where p.recheck_at <= (select as_of from policy limit 1) and p.id <> all($3)
+      order by p.recheck_at limit $4)
+    union
+    select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next
+      from (select e.partition_id from queen.due_events e limit $4) e
+      join queen.log_partitions p on p.id = e.partition_id
+     where p.id <> all($3)
+)
+select d.id, d.queue_id, qq.all_cutoff, qq.completed_cutoff, qq.txns_cutoff, qq.max_wait_cutoff,
+       d.is_reopened or coalesce(d.oldest_live_at < qq.all_cutoff, false)
+           or coalesce(d.held_next is null and d.oldest_live_at < qq.completed_cutoff, false) as rules_due,
+       coalesce(d.oldest_txn_at < qq.txns_cutoff, false) as txns_due,
+       coalesce(d.oldest_live_at < qq.max_wait_cutoff, false) as max_wait_due,
+       d.is_reopened, (select count(*) from stale) >= $4 as is_full
+  from (select distinct on (f.id) f.*
+          from (select s.*, false as is_reopened from stale s
+                union all select r.*, true from reopened r) f
+         order by f.id, f.is_reopened desc) d
+  join policy qq on d.queue_id = qq.id
+ order by d.id"
+);
 
 /// A partition in the plan of a cycle.
 #[derive(Clone, Debug)]
@@ -79,14 +137,12 @@ pub struct Work {
     pub completed_cutoff: Option<Timestamp>,
     pub txns_cutoff: Timestamp,
     pub max_wait_cutoff: Option<Timestamp>,
-    /// Whether rule 1 gives up the first segment.
-    pub all_due: bool,
-    /// Whether the first segment is old enough for rule 2.
-    pub completed_old: bool,
-    /// Whether every cursor has passed that old first segment, too.
-    pub completed_read: bool,
-    pub max_wait_due: bool,
+    /// Whether rule 1 or rule 2 may have something to delete.
+    pub rules_due: bool,
     pub txns_due: bool,
+    pub max_wait_due: bool,
+    /// Whether it is here because a hold may have ended, too, and not by its queue's turn alone.
+    pub is_reopened: bool,
 }
 
 impl Work {
@@ -98,33 +154,84 @@ impl Work {
             completed_cutoff: row.get(3),
             txns_cutoff: row.get(4),
             max_wait_cutoff: row.get(5),
-            all_due: row.get(6),
-            completed_old: row.get(7),
-            completed_read: row.get(8),
-            max_wait_due: row.get(9),
-            txns_due: row.get(10),
+            rules_due: row.get(6),
+            txns_due: row.get(7),
+            max_wait_due: row.get(8),
+            is_reopened: row.get(9),
         }
     }
 }
 
-/// The partitions from `from` on, at most `rows_max` of them; fewer mean that the list has ended.
+/// The plan of one cycle.
+#[derive(Clone, Debug, Default)]
+pub struct WorkList {
+    pub works: Vec<Work>,
+    /// Whether more may be due than fits; the rest has its turn in the next cycle.
+    pub is_full: bool,
+}
+
+/// Until when nothing of a queue comes due, as long as its policy stays what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quiet {
+    /// Names the policy.
+    pub version: i64,
+    pub until: Timestamp,
+}
+
+/// The queues of which `known` does not say that nothing is due: for each when something is, at the earliest.
+/// [`Timestamp::MIN`] where that is not known either.
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn quiet(
+    db: &(impl Sql + Sync), as_of: Option<Timestamp>, known: impl Iterator<Item = (QueueId, Quiet)>,
+) -> Result<Vec<(QueueId, Quiet)>, Error> {
+    let (mut ids, mut versions, mut untils) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, Quiet { version, until }) in known {
+        ids.push(id.0);
+        versions.push(version);
+        untils.push(until);
+    }
+    let params = [
+        (&as_of as _, Type::TIMESTAMPTZ),
+        (&ids as _, Type::UUID_ARRAY),
+        (&versions as _, Type::INT8_ARRAY),
+        (&untils as _, Type::TIMESTAMPTZ_ARRAY),
+    ];
+    let rows = db.rows(QUIET, &params).await?;
+    Ok(rows
+        .iter()
+        .map(|row| {
+            let until: Option<Timestamp> = row.get(2);
+            (QueueId(row.get(0)), Quiet { version: row.get(1), until: until.unwrap_or(Timestamp::MIN) })
+        })
+        .collect())
+}
+
+/// What is due in `queues`, at most `due_max` partitions and as many again that are to be looked at whatever their
+/// stamps say, beginning behind the queue `behind` and leaving out `except`.
 ///
 /// # Errors
 /// Whatever the database answered.
 pub async fn work_list(
-    db: &(impl Sql + Sync), as_of: Option<Timestamp>, from: PartitionId, rows_max: i32, probe: Probe,
-) -> Result<Vec<Work>, Error> {
-    let (segments, sidecar) = (probe == Probe::Segments, probe == Probe::Sidecar);
-    let rows_max = i64::from(rows_max);
+    db: &(impl Sql + Sync), as_of: Option<Timestamp>, queues: &[QueueId], behind: QueueId, except: &[PartitionId],
+    due_max: i32,
+) -> Result<WorkList, Error> {
+    let queues: Vec<Uuid> = queues.iter().map(|id| id.0).collect();
+    let except: Vec<Uuid> = except.iter().map(|id| id.0).collect();
+    let due_max = i64::from(due_max);
     let params = [
         (&as_of as _, Type::TIMESTAMPTZ),
-        (&from.0 as _, Type::UUID),
-        (&rows_max as _, Type::INT8),
-        (&segments as _, Type::BOOL),
-        (&sidecar as _, Type::BOOL),
+        (&behind.0 as _, Type::UUID),
+        (&except as _, Type::UUID_ARRAY),
+        (&due_max as _, Type::INT8),
+        (&queues as _, Type::UUID_ARRAY),
     ];
     let rows = db.rows(WORK_LIST, &params).await?;
-    Ok(rows.iter().map(Work::from_row).collect())
+    Ok(WorkList {
+        works: rows.iter().map(Work::from_row).collect(),
+        is_full: rows.first().is_some_and(|row| row.get(10)),
+    })
 }
 
 /// Readies the session for one cycle and returns the cycle's clock: `as_of`, or the database's now.
@@ -136,8 +243,10 @@ pub async fn work_list(
 pub async fn open_cycle(
     db: &(impl Sql + Sync), as_of: Option<Timestamp>, lock_ms: u64, statement_ms: u64,
 ) -> Result<Timestamp, Error> {
+    // The session is retention's own. Whatever the statistics say, its statements are index probes.
     let query = "select coalesce($1, now()), set_config('lock_timeout', $2, false), \
-                 set_config('statement_timeout', $3, false)";
+                 set_config('statement_timeout', $3, false), set_config('enable_seqscan', 'off', false), \
+                 set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)";
     let (lock_ms, statement_ms) = (lock_ms.to_string(), statement_ms.to_string());
     let params = [(&as_of as _, Type::TIMESTAMPTZ), (&lock_ms as _, Type::TEXT), (&statement_ms as _, Type::TEXT)];
     Ok(db.row(query, &params).await?.get(0))
@@ -283,16 +392,22 @@ mod tests {
 
     #[test]
     fn the_work_list_joins_by_id_and_never_by_name() {
-        assert!(WORK_LIST.contains("join queen.queues qq on p.queue_id = qq.id"));
-        assert!(WORK_LIST.contains("coalesce($1 /* p_as_of */, now())"));
-        for bridge in ["name", "tenant", "metadata", "using (", "natural join"] {
-            assert!(!WORK_LIST.contains(bridge), "{bridge} in the work list");
+        for (query, tables) in [
+            (WORK_LIST, [("queues", 1), ("log_partitions", 5), ("due_events", 1)]),
+            (QUIET, [("queues", 1), ("log_partitions", 3), ("due_events", 0)]),
+        ] {
+            assert_eq!(query.matches("p.queue_id = qq.id").count(), 3);
+            assert!(query.contains("coalesce($1 /* p_as_of */, now())"));
+            for bridge in ["name", "tenant", "metadata", "using (", "natural join"] {
+                assert!(!query.contains(bridge), "{bridge} in the work list");
+            }
+            for (table, times) in tables {
+                assert_eq!(query.matches(&format!("queen.{table} ")).count(), times, "{table}");
+            }
+            let all: usize = tables.iter().map(|(_, times)| times).sum();
+            assert_eq!(query.matches("queen.").count(), all, "and it reads nothing else");
         }
-        let tables = ["queues", "log_partitions", "log_segments", "log_consumers", "log_txns"];
-        assert_eq!(WORK_LIST.matches("queen.").count(), tables.len());
-        for table in tables {
-            assert!(WORK_LIST.contains(&format!("queen.{table} ")), "{table}");
-        }
+        assert_eq!(WORK_LIST.matches("join policy qq on d.queue_id = qq.id").count(), 1);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The five phases of a cycle, in order.
+//! The five phases of a cycle, in order, and the walk that keeps their work list true.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,13 +10,14 @@ use ebbtide_sweep::{Drained, End, PhaseReport, Report, StepOutcome, drain};
 use jiff::Timestamp;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::Settings;
+use super::memory::{Memory, Walk};
+use crate::db::due::{held, log_stamps_repair_v1, log_stamps_walk_v1};
 use crate::db::retention::{
-    MetricsPurged, PAGE_ROWS, Probe, Work, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
+    MetricsPurged, Work, WorkList, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
     log_partition_cleanup_step_v1, log_retention_step_v1, log_txns_purge_step_v1, open_cycle, purge_system_metrics,
-    work_list,
+    quiet, work_list,
 };
 use crate::error::Error;
 use crate::id::{PartitionId, QueueId};
@@ -24,15 +25,21 @@ use crate::id::{PartitionId, QueueId};
 /// The phases by the name under which they are reported and counted.
 pub mod phase {
     pub const OPEN: &str = "open";
+    pub const PLAN: &str = "plan";
     pub const RETENTION: &str = "retention";
     pub const TXNS: &str = "txns";
     pub const EVICTION: &str = "eviction";
     pub const CLEANUP: &str = "cleanup";
     pub const METRICS: &str = "metrics";
+    pub const STAMPS: &str = "stamps";
     /// Why phase 1 kept partitions whose first segment is old enough for rule 2.
     pub const UNREAD: &str = "not read by every consumer group";
 }
 
+/// Partitions whose stamps one cycle looks at while a walk is under way.
+const WALK_ROWS: i32 = 5000;
+/// Held partitions are counted up to here: a number for a graph is not worth reading more rows.
+const HELD_MAX: i64 = 100_000;
 const STATEMENT_WAIT_MIN: Duration = Duration::from_secs(30);
 const STATEMENT_WAIT_MAX: Duration = Duration::from_secs(900);
 
@@ -40,8 +47,12 @@ const STATEMENT_WAIT_MAX: Duration = Duration::from_secs(900);
 #[derive(Debug)]
 pub struct Swept {
     pub report: Report<Error>,
-    /// The queues that had a cutoff in phase 1. By id: names repeat across tenants.
+    /// The queues that had something due in phase 1. By id: names repeat across tenants.
     pub queues: HashSet<QueueId>,
+    /// Whether more was due than one cycle takes on.
+    pub is_full: bool,
+    /// Partitions in which rule 2 waits for a consumer group, if this cycle counted them.
+    pub held: Option<u64>,
     pub metrics: MetricsSummary,
     /// The cycle's clock; `None` if the cycle did not get that far.
     pub as_of: Option<Timestamp>,
@@ -75,22 +86,35 @@ impl fmt::Display for MetricsSummary {
     }
 }
 
+/// Which of the slower tasks a cycle takes on as well.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slow {
+    pub(super) cleanup: bool,
+    pub(super) walk: bool,
+}
+
 /// Runs the phases on the leader's session, one step after the other.
 ///
 /// A step that fails starves nothing: the first error of each phase is kept, and what follows goes on.
-/// Only a broken connection or a cancelled token ends the cycle. `as_of` replaces the database's now.
+/// Only a broken connection or a cancelled token ends the cycle.
 pub(super) async fn run(
-    db: &Client, settings: &Settings, cleanup_due: bool, as_of: Option<Timestamp>, cancel: &CancellationToken,
+    db: &Client, settings: &Settings, memory: &mut Memory, slow: Slow, cancel: &CancellationToken,
 ) -> Swept {
-    let mut swept =
-        Swept { report: Report::start(), queues: HashSet::new(), metrics: MetricsSummary::default(), as_of: None };
+    let mut swept = Swept {
+        report: Report::start(),
+        queues: HashSet::new(),
+        is_full: false,
+        held: None,
+        metrics: MetricsSummary::default(),
+        as_of: None,
+    };
     let statement_wait = settings.interval.clamp(STATEMENT_WAIT_MIN, STATEMENT_WAIT_MAX);
     let statement_ms = u64::try_from(statement_wait.as_millis()).expect("at most 900 s");
     let lock_ms = u64::try_from(settings.lock_wait.as_millis()).expect("a few seconds");
-    match open_cycle(db, as_of, lock_ms, statement_ms).await {
+    match open_cycle(db, None, lock_ms, statement_ms).await {
         Ok(as_of) => {
             let cycle = Cycle { db, settings, cancel, as_of };
-            if cycle.phases(cleanup_due, &mut swept).await.is_continue() {
+            if cycle.phases(memory, slow, &mut swept).await.is_continue() {
                 swept.as_of = Some(as_of);
             }
         }
@@ -111,25 +135,31 @@ struct Cycle<'a> {
 }
 
 impl Cycle<'_> {
-    async fn phases(&self, cleanup_due: bool, swept: &mut Swept) -> ControlFlow<()> {
-        let mut eviction_due = false;
+    async fn phases(&self, memory: &mut Memory, slow: Slow, swept: &mut Swept) -> ControlFlow<()> {
+        let WorkList { works, is_full } = self.plan(memory, swept).await?;
+        swept.is_full = is_full;
+        memory.begin_behind(&works);
+
         let mut phase = PhaseReport::start(phase::RETENTION);
-        let flow = self.retain(&mut phase, &mut swept.queues, &mut eviction_due).await;
+        let flow = self.retain(&works, memory, &mut phase, &mut swept.queues).await;
+        if slow.cleanup && flow.is_continue() {
+            swept.held = self.count_held(&mut phase).await;
+        }
         swept.report.push(phase);
         flow?;
 
         let mut phase = PhaseReport::start(phase::TXNS);
-        let flow = self.purge_txns(&mut phase).await;
+        let flow = self.purge_txns(&works, memory, &mut phase).await;
         swept.report.push(phase);
         flow?;
 
         let mut phase = PhaseReport::start(phase::EVICTION);
-        let flow = if eviction_due { self.evict(&mut phase).await } else { ControlFlow::Continue(()) };
+        let flow = self.evict(&works, memory, &mut phase).await;
         swept.report.push(phase);
         flow?;
 
         if let Some(days) = self.settings.cleanup_days
-            && cleanup_due
+            && slow.cleanup
         {
             let mut phase = PhaseReport::start(phase::CLEANUP);
             let flow = self.clean_up(&mut phase, days).await;
@@ -140,58 +170,102 @@ impl Cycle<'_> {
         let mut phase = PhaseReport::start_minor(phase::METRICS);
         swept.metrics = self.purge_metrics(&mut phase).await;
         swept.report.push(phase);
+
+        if slow.walk {
+            let mut phase = PhaseReport::start_minor(phase::STAMPS);
+            self.walk(&mut memory.walk, &mut phase).await;
+            swept.report.push(phase);
+        }
         ControlFlow::Continue(())
     }
 
-    /// Phase 1: rules 1 and 2. It notes as well whether phase 3 has anything to look for: both read the same rows
-    /// by the same clock.
-    async fn retain(
-        &self, phase: &mut PhaseReport<Error>, queues: &mut HashSet<QueueId>, eviction_due: &mut bool,
-    ) -> ControlFlow<()> {
-        let mut pages = Pages::new(Probe::Segments);
-        while let Some(page) = pages.next(self, phase).await? {
-            for work in page {
-                *eviction_due |= work.max_wait_due;
-                let Work { partition_id, all_cutoff: all, completed_cutoff: completed, .. } = work;
-                if all.is_some() || completed.is_some() {
-                    queues.insert(work.queue_id);
-                }
-                if work.all_due || work.completed_read {
-                    let step = || log_retention_step_v1(self.db, partition_id, all, completed, self.settings.rows_max);
-                    record(phase, drain(self.cancel, step).await)?;
-                } else if work.completed_old {
-                    phase.keep(phase::UNREAD, 1);
-                }
+    /// What is due. Without it the phases that need no list still run.
+    async fn plan(&self, memory: &mut Memory, swept: &mut Swept) -> ControlFlow<(), WorkList> {
+        match self.try_plan(memory).await {
+            Ok(list) => ControlFlow::Continue(list),
+            Err(error) => {
+                let mut phase = PhaseReport::start(phase::PLAN);
+                let flow = fail(&mut phase, error);
+                swept.report.push(phase);
+                flow.map_continue(|()| WorkList::default())
             }
         }
-        // A list that broke off says nothing of the partitions behind the break.
-        *eviction_due |= 0 < phase.failures;
+    }
+
+    async fn try_plan(&self, memory: &mut Memory) -> Result<WorkList, Error> {
+        let known = memory.quiet.iter().map(|(id, quiet)| (*id, *quiet));
+        let learnt = quiet(self.db, Some(self.as_of), known).await?;
+        let queues = memory.awake(learnt, self.as_of);
+        let except = memory.failing.resting();
+        work_list(self.db, Some(self.as_of), &queues, memory.behind, &except, self.settings.due_max).await
+    }
+
+    /// Phase 1: rules 1 and 2.
+    async fn retain(
+        &self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>, queues: &mut HashSet<QueueId>,
+    ) -> ControlFlow<()> {
+        for work in works.iter().filter(|work| work.rules_due) {
+            let Work { partition_id, all_cutoff: all, completed_cutoff: completed, .. } = *work;
+            if all.is_some() || completed.is_some() {
+                queues.insert(work.queue_id);
+            }
+            let step = || log_retention_step_v1(self.db, partition_id, all, completed, self.settings.rows_max);
+            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
+        }
         ControlFlow::Continue(())
     }
 
-    /// Phase 2: the sidecar of every partition.
-    async fn purge_txns(&self, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
-        let mut pages = Pages::new(Probe::Sidecar);
-        while let Some(page) = pages.next(self, phase).await? {
-            for Work { partition_id, txns_cutoff, .. } in page.into_iter().filter(|work| work.txns_due) {
-                let step = || log_txns_purge_step_v1(self.db, partition_id, Some(txns_cutoff), self.settings.rows_max);
-                record(phase, drain(self.cancel, step).await)?;
-            }
+    /// Phase 2: the sidecars.
+    async fn purge_txns(&self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
+        for &Work { partition_id, txns_cutoff, .. } in works.iter().filter(|work| work.txns_due) {
+            let step = || log_txns_purge_step_v1(self.db, partition_id, Some(txns_cutoff), self.settings.rows_max);
+            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
         }
         ControlFlow::Continue(())
     }
 
     /// Phase 3: what has waited longer than its queue allows.
-    async fn evict(&self, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
-        let mut pages = Pages::new(Probe::Segments);
-        while let Some(page) = pages.next(self, phase).await? {
-            for Work { partition_id, max_wait_cutoff, .. } in page.into_iter().filter(|work| work.max_wait_due) {
-                let step =
-                    || log_evict_max_wait_step_v1(self.db, partition_id, max_wait_cutoff, self.settings.rows_max);
-                record(phase, drain(self.cancel, step).await)?;
-            }
+    async fn evict(&self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
+        for &Work { partition_id, max_wait_cutoff, .. } in works.iter().filter(|work| work.max_wait_due) {
+            let step = || log_evict_max_wait_step_v1(self.db, partition_id, max_wait_cutoff, self.settings.rows_max);
+            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
         }
         ControlFlow::Continue(())
+    }
+
+    /// How many partitions rule 2 keeps although they are old enough.
+    async fn count_held(&self, phase: &mut PhaseReport<Error>) -> Option<u64> {
+        match held(self.db, HELD_MAX).await {
+            Ok(held) => {
+                if 0 < held {
+                    phase.keep(phase::UNREAD, held);
+                }
+                Some(held)
+            }
+            Err(error) => {
+                phase.fail(error);
+                None
+            }
+        }
+    }
+
+    /// One page of the walk over all stamps. It repairs what rows were deleted by hand, or by a restore.
+    async fn walk(&self, walk: &mut Walk, phase: &mut PhaseReport<Error>) {
+        let Some(after) = walk.position() else { return };
+        let walked = match log_stamps_walk_v1(self.db, after, WALK_ROWS).await {
+            Ok(walked) => walked,
+            Err(error) => return phase.fail(error),
+        };
+        for &partition_id in &walked.wrong {
+            if self.cancel.is_cancelled() {
+                return;
+            }
+            match log_stamps_repair_v1(self.db, partition_id).await {
+                Ok(repaired) => walk.count(repaired),
+                Err(error) => phase.fail(error),
+            }
+        }
+        walk.advance(walked.scanned, walked.last);
     }
 
     /// Phase 4: empty partitions. After the phases that empty them, so that they can go in the same cycle.
@@ -201,7 +275,10 @@ impl Cycle<'_> {
             Err(error) => return fail(phase, error),
         };
         let step = || log_partition_cleanup_step_v1(self.db, Some(cutoff), self.settings.rows_max);
-        record(phase, drain(self.cancel, step).await)
+        let drained = drain(self.cancel, step).await;
+        let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
+        phase.record(drained);
+        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Phase 5: metrics and the audit, by age. Its failures do not fail the cycle.
@@ -220,9 +297,13 @@ impl Cycle<'_> {
     }
 }
 
-/// Adds what a drain did. A broken connection or a cancelled token ends the cycle, anything else does not.
-fn record(phase: &mut PhaseReport<Error>, drained: Drained<Error>) -> ControlFlow<()> {
+/// Adds what a drain did. A broken connection or a cancelled token ends the cycle; any other failure is that
+/// partition's alone, which then rests for some cycles.
+fn record(
+    phase: &mut PhaseReport<Error>, memory: &mut Memory, partition_id: PartitionId, drained: Drained<Error>,
+) -> ControlFlow<()> {
     let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
+    memory.failing.note(partition_id, matches!(drained.end, End::Failed(_)));
     phase.record(drained);
     if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
@@ -231,37 +312,4 @@ fn fail(phase: &mut PhaseReport<Error>, error: Error) -> ControlFlow<()> {
     let ends = matches!(error, Error::Disconnected);
     phase.fail(error);
     if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-}
-
-/// The work list in pages, so that the number of partitions does not decide how much memory a cycle takes.
-struct Pages {
-    probe: Probe,
-    /// Where the next page starts; `None` behind the last one.
-    from: Option<PartitionId>,
-}
-
-impl Pages {
-    fn new(probe: Probe) -> Self {
-        Self { probe, from: Some(PartitionId(Uuid::nil())) }
-    }
-
-    /// A page that cannot be read ends the phase: nothing says where the one after it would start.
-    async fn next(&mut self, cycle: &Cycle<'_>, phase: &mut PhaseReport<Error>) -> ControlFlow<(), Option<Vec<Work>>> {
-        let Some(from) = self.from else { return ControlFlow::Continue(None) };
-        match work_list(cycle.db, Some(cycle.as_of), from, PAGE_ROWS, self.probe).await {
-            Ok(page) => {
-                let full = page.len() >= usize::try_from(PAGE_ROWS).expect("a small number");
-                let after = page.last().filter(|_| full).and_then(|last| last.partition_id.0.as_u128().checked_add(1));
-                self.from = after.map(|id| PartitionId(Uuid::from_u128(id)));
-                ControlFlow::Continue(Some(page))
-            }
-            Err(error) => {
-                self.from = None;
-                match fail(phase, error) {
-                    ControlFlow::Break(()) => ControlFlow::Break(()),
-                    ControlFlow::Continue(()) => ControlFlow::Continue(None),
-                }
-            }
-        }
-    }
 }
