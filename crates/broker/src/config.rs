@@ -1,5 +1,6 @@
 //! Settings: what was given as text becomes a checked, typed [`Config`] that is passed down.
 
+mod auth;
 mod raw;
 mod setting;
 
@@ -9,16 +10,19 @@ use std::time::Duration;
 
 use tokio_postgres::config::SslMode;
 
+use crate::auth::Settings as Auth;
 use crate::db::Statements;
 use crate::seal::Key;
 use raw::{GivenDatabase, GivenMessaging, GivenRetention, GivenServer};
-pub use raw::{RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer, UNBUILT, UNBUILT_FAMILIES};
+pub use raw::{RawAuth, RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer, UNBUILT, UNBUILT_FAMILIES};
 pub use setting::{Findings, Row, Secret};
 
 /// The settings in force.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub server: Server,
+    /// `None` when requests need no token.
+    pub auth: Option<Auth>,
     pub log: Log,
     pub database: Database,
     pub retention: Retention,
@@ -141,11 +145,13 @@ impl Config {
     pub fn check(
         raw: RawConfig, variables: impl IntoIterator<Item = String>,
     ) -> Result<(Config, Vec<String>), ConfigError> {
-        let RawConfig { retention, server, database, messaging } = raw;
+        let RawConfig { retention, server, auth, database, messaging } = raw;
         let mut findings = Findings::default();
-        let (server, log) = check_server(server.given(), &mut findings);
+        let auth = auth::check(auth.given(), &mut findings);
+        let (server, log) = check_server(server.given(), auth.is_some(), &mut findings);
         let config = Config {
             server,
+            auth,
             log,
             database: check_database(database.given(), &mut findings),
             retention: check_retention(retention.given(), &mut findings),
@@ -170,7 +176,7 @@ pub fn set_variables() -> impl Iterator<Item = String> {
 
 fn is_unbuilt(name: &str) -> bool {
     let in_family = UNBUILT_FAMILIES.iter().any(|family| name.starts_with(family));
-    name != "JWT_ENABLED" && (in_family || UNBUILT.contains(&name))
+    in_family || UNBUILT.contains(&name)
 }
 
 fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention {
@@ -208,7 +214,7 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
     }
 }
 
-fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
+fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) -> (Server, Log) {
     let GivenServer {
         port,
         bind_addr,
@@ -219,7 +225,6 @@ fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
         log_rates_ms,
         log_topn_queues,
         encryption_key,
-        jwt_enabled,
         tenancy_header,
         file_buffer_dir,
         file_buffer_flush_ms,
@@ -238,13 +243,11 @@ fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
     }
     let encryption_key = check_encryption_key(&encryption_key.read(), findings);
     // Starting without a protection that was asked for would be worse than not starting.
-    for (asked, feature) in [(jwt_enabled, "token authentication"), (tenancy_header, "tenants")] {
-        if asked.read(findings) {
-            let line = format!("{} asks for {feature}, which this version does not have", asked.variable());
-            findings.errors.push(line);
-        }
+    if tenancy_header.read(findings) {
+        let line = format!("{} asks for tenants, which this version does not have", tenancy_header.variable());
+        findings.errors.push(line);
     }
-    let ip = check_bind_addr(&bind_addr.read(), findings);
+    let ip = check_bind_addr(&bind_addr.read(), needs_token, findings);
     let server = Server {
         listen: SocketAddr::new(ip, port.read(findings)),
         max_body_bytes: max_body_bytes.read_usize(findings),
@@ -257,7 +260,7 @@ fn check_server(given: GivenServer, findings: &mut Findings) -> (Server, Log) {
     (server, Log { filter, json: log_json.read(findings) })
 }
 
-fn check_bind_addr(text: &str, findings: &mut Findings) -> IpAddr {
+fn check_bind_addr(text: &str, needs_token: bool, findings: &mut Findings) -> IpAddr {
     let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
     if text.eq_ignore_ascii_case("localhost") {
         return localhost;
@@ -267,9 +270,9 @@ fn check_bind_addr(text: &str, findings: &mut Findings) -> IpAddr {
         findings.errors.push(format!("QUEEN_BIND_ADDR={text:?} is not an IP address or localhost"));
         localhost
     });
-    if !ip.is_loopback() {
+    if !ip.is_loopback() && !needs_token {
         findings.warnings.push(format!(
-            "QUEEN_BIND_ADDR={ip} is not a loopback address and there is no authentication: \
+            "QUEEN_BIND_ADDR={ip} is not a loopback address and JWT_ENABLED is false: \
              whoever reaches this port can read, add and delete every message"
         ));
     }

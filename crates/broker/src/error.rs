@@ -17,6 +17,15 @@ pub enum Error {
     /// The body is not what the route takes.
     #[error("bad body: {0}")]
     BadBody(String),
+    /// The request has no token that counts.
+    #[error("{0}")]
+    Unauthenticated(&'static str),
+    /// The token's roles do not allow the request.
+    #[error("Insufficient permissions")]
+    Forbidden,
+    /// The keys that tokens are checked with could not be fetched; later they may be.
+    #[error("the keys that tokens are checked with could not be fetched")]
+    KeysUnavailable,
     /// What the request names does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -92,6 +101,9 @@ impl Error {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
+            Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::KeysUnavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,

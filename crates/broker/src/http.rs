@@ -1,6 +1,7 @@
 //! The HTTP edge: routes, limits, error bodies. A request becomes a command here, or fails to.
 
 mod ack;
+mod auth;
 mod body;
 mod configure;
 mod consumer_groups;
@@ -38,6 +39,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tracing::error;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::auth::{Auth, Settings as TokenSettings};
 use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::error::Error;
@@ -66,6 +68,8 @@ pub struct Settings {
     pub push: Limits,
     /// Encrypts payloads at rest, if there is a key.
     pub sealer: Sealer,
+    /// How tokens are checked; `None` when requests need none.
+    pub auth: Option<TokenSettings>,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -94,6 +98,7 @@ impl Default for Settings {
             partition_cleanup_days: Some(30),
             push: Limits::default(),
             sealer: Sealer::default(),
+            auth: None,
         }
     }
 }
@@ -109,6 +114,8 @@ pub struct App {
     pub bundler: Bundler,
     /// What encrypts payloads at rest, and which queues want it.
     pub sealing: Arc<Sealing>,
+    /// `None` when requests need no token.
+    pub auth: Option<Arc<Auth>>,
 }
 
 impl App {
@@ -121,7 +128,8 @@ impl App {
             woken.pushed(name.queue(), name.partition());
         });
         let telemetry = Arc::new(Telemetry::new());
-        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing })
+        let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
+        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing, auth })
     }
 }
 
@@ -150,9 +158,12 @@ fn families() -> OpenApiRouter<Arc<App>> {
 
 /// What answers requests.
 pub fn router(app: Arc<App>) -> Router {
-    Router::from(families())
-        .fallback(no_such_route)
-        .method_not_allowed_fallback(no_such_route)
+    let routes = Router::from(families()).fallback(no_such_route).method_not_allowed_fallback(no_such_route);
+    let guarded = match &app.auth {
+        Some(auth) => routes.route_layer(axum::middleware::from_fn_with_state(auth.clone(), auth::guard)),
+        None => routes,
+    };
+    guarded
         .route_layer(axum::middleware::from_fn_with_state(app.clone(), metrics::measure))
         .layer(CatchPanicLayer::custom(panicked))
         .with_state(app)
@@ -217,11 +228,11 @@ impl IntoResponse for Error {
 /// The answer to a request that failed as a whole.
 fn failed(error: &Error) -> Response {
     let status = error.status();
-    if status.is_server_error() {
+    if status.is_server_error() && !matches!(error, Error::KeysUnavailable) {
         metrics::failed(error);
     }
     let mut response = (status, axum::Json(serde_json::json!({"error": error.to_string()}))).into_response();
-    if status == StatusCode::TOO_MANY_REQUESTS {
+    if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response

@@ -1,5 +1,6 @@
 //! Ebbtide's broker: ordered lanes, consumer groups and dead letters on PostgreSQL.
 
+pub mod auth;
 pub mod bundle;
 pub mod cli;
 pub mod config;

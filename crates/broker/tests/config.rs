@@ -3,7 +3,7 @@
 
 use clap::{FromArgMatches, Parser};
 use ebbtide::config::{
-    Config, ConfigError, DatabaseSource, RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer,
+    Config, ConfigError, DatabaseSource, RawAuth, RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer,
     SubscriptionMode,
 };
 use tokio_postgres::config::{Host, SslMode};
@@ -89,6 +89,7 @@ fn every_mistake_is_named_with_its_value_and_range() {
         server: RawServer { port: text("70000"), bind_addr: text("everywhere"), ..Default::default() },
         database: RawDatabase { statements: text("named"), ..Default::default() },
         messaging: RawMessaging { dedup_cache: text("maybe"), ..Default::default() },
+        auth: RawAuth { jwt_algorithm: text("HS1"), ..Default::default() },
     };
     let lines = check(raw).unwrap_err().0;
     for parts in [
@@ -97,10 +98,11 @@ fn every_mistake_is_named_with_its_value_and_range() {
         ["QUEEN_BIND_ADDR", "everywhere", "IP address"],
         ["EBBTIDE_STATEMENTS", "named", "prepared, unnamed"],
         ["QUEEN_DEDUP_CACHE", "maybe", "true/false"],
+        ["JWT_ALGORITHM", "HS1", "RS256"],
     ] {
         assert!(lines.iter().any(|line| parts.iter().all(|part| line.contains(part))), "{parts:?} in {lines:?}");
     }
-    assert_eq!(lines.len(), 5, "{lines:?}");
+    assert_eq!(lines.len(), 6, "{lines:?}");
 }
 
 #[test]
@@ -120,7 +122,8 @@ fn settings_without_effect_say_so_once() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].contains("RETENTION_PARALLELISM") && warnings[0].contains("no effect"));
 
-    let names = ["JWT_SECRET", "QUEEN_HOTLIST_SHARDS", "QUEEN_V2_FUSION_FRAMES", "PORT", "QUEEN_DEDUP_CACHE", "HOME"];
+    let names =
+        ["QUEEN_MESH_PEERS", "QUEEN_HOTLIST_SHARDS", "QUEEN_V2_FUSION_FRAMES", "PORT", "QUEEN_DEDUP_CACHE", "HOME"];
     let (_, warnings) = Config::check(RawConfig::default(), names.map(str::to_owned)).unwrap();
     assert_eq!(warnings.len(), 3, "{warnings:?}");
 }
@@ -128,7 +131,6 @@ fn settings_without_effect_say_so_once() {
 #[test]
 fn a_protection_that_is_missing_stops_the_start() {
     for raw in [
-        RawServer { jwt_enabled: text("true"), ..Default::default() },
         RawServer { tenancy_header: text("on"), ..Default::default() },
         RawServer { encryption_key: text("deadbeef"), ..Default::default() },
     ] {
@@ -148,6 +150,95 @@ fn an_open_address_is_warned_about() {
     for (given, warned) in [("127.0.0.1", 0), ("localhost", 0), ("::1", 0), ("[::1]", 0), ("0.0.0.0", 1), ("::", 1)] {
         let raw = RawServer { bind_addr: text(given), ..Default::default() };
         assert_eq!(check(with_server(raw)).unwrap().1.len(), warned, "{given}");
+    }
+}
+
+#[test]
+fn an_open_address_is_no_matter_where_tokens_are_asked_for() {
+    let raw = RawConfig {
+        server: RawServer { bind_addr: text("0.0.0.0"), ..Default::default() },
+        auth: RawAuth { jwt_enabled: text("true"), jwt_secret: text(&"s".repeat(32)), ..Default::default() },
+        ..RawConfig::default()
+    };
+    let (config, warnings) = check(raw).unwrap();
+    assert!(config.auth.is_some() && warnings.is_empty(), "{warnings:?}");
+}
+
+fn with_auth(auth: RawAuth) -> RawConfig {
+    RawConfig { auth: RawAuth { jwt_enabled: text("true"), ..auth }, ..RawConfig::default() }
+}
+
+#[test]
+fn tokens_without_a_key_to_check_them_stop_the_start() {
+    let url = || text("https://issuer.example/keys");
+    for (auth, named) in [
+        (RawAuth::default(), "JWT_SECRET"),
+        (RawAuth { jwt_algorithm: text("RS256"), ..Default::default() }, "JWT_JWKS_URL"),
+        (RawAuth { jwt_algorithm: text("auto"), ..Default::default() }, "JWT_SECRET, JWT_PUBLIC_KEY or JWT_JWKS_URL"),
+        (
+            RawAuth { jwt_algorithm: text("eddsa"), jwt_secret: text(&"s".repeat(32)), ..Default::default() },
+            "JWT_PUBLIC",
+        ),
+        (RawAuth { jwt_jwks_url: url(), ..Default::default() }, "JWT_SECRET"),
+        (
+            RawAuth { jwt_algorithm: text("RS256"), jwt_jwks_url: text("issuer.example/keys"), ..Default::default() },
+            "http",
+        ),
+        (
+            RawAuth { jwt_algorithm: text("RS256"), jwt_jwks_url: text("file:///keys"), ..Default::default() },
+            "JWT_JWKS_URL",
+        ),
+        (
+            RawAuth { jwt_algorithm: text("RS256"), jwt_jwks_url: text("https://u:hunter2@h/"), ..Default::default() },
+            "JWT_JWKS_URL",
+        ),
+        (RawAuth { jwt_secret: text("s"), jwt_role_admin: text("read-only"), ..Default::default() }, "JWT_ROLE_"),
+        (RawAuth { jwt_secret: text("s"), jwt_skip_paths: text("/a,health"), ..Default::default() }, "JWT_SKIP_PATHS"),
+    ] {
+        let lines = check(with_auth(auth)).unwrap_err().0;
+        assert!(lines.len() == 1 && lines[0].contains(named), "{named}: {lines:?}");
+        assert!(!lines[0].contains("hunter2"), "{lines:?}");
+    }
+}
+
+#[test]
+fn settings_of_tokens_that_do_nothing_say_so() {
+    let (config, warnings) = check(RawConfig {
+        auth: RawAuth { jwt_secret: text("hunter2"), jwt_clock_skew: text("5"), ..Default::default() },
+        ..RawConfig::default()
+    })
+    .unwrap();
+    assert!(config.auth.is_none() && warnings.len() == 1, "{warnings:?}");
+    for part in ["JWT_ENABLED is false", "JWT_SECRET", "JWT_CLOCK_SKEW"] {
+        assert!(warnings[0].contains(part), "{warnings:?}");
+    }
+    for (auth, named) in [
+        (RawAuth { jwt_secret: text("hunter2"), ..Default::default() }, "JWT_SECRET is set (7 bytes)"),
+        (
+            RawAuth { jwt_secret: text(&"hunter2".repeat(8)), jwt_public_key: text("x"), ..Default::default() },
+            "JWT_PUBLIC_KEY has no effect",
+        ),
+        (
+            RawAuth {
+                jwt_algorithm: text("RS256"),
+                jwt_secret: text("hunter2"),
+                jwt_jwks_url: text("http://127.0.0.1/keys"),
+                ..Default::default()
+            },
+            "JWT_SECRET has no effect",
+        ),
+        (
+            RawAuth {
+                jwt_algorithm: text("RS256"),
+                jwt_jwks_url: text("http://issuer.example/"),
+                ..Default::default()
+            },
+            "not https",
+        ),
+    ] {
+        let (config, warnings) = check(with_auth(auth)).unwrap();
+        assert!(warnings.len() == 1 && warnings[0].contains(named), "{warnings:?}");
+        assert!(!format!("{config:?} {warnings:?}").contains("hunter2"));
     }
 }
 

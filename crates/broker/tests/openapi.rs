@@ -117,3 +117,22 @@ async fn each_reference_of_the_document_leads_somewhere() {
     }
     assert!(0 < found, "there are references");
 }
+
+#[tokio::test]
+async fn each_route_says_which_token_it_needs() {
+    let broker = Broker::start().await;
+    let document = document(&broker).await;
+    let scheme = &document["components"]["securitySchemes"]["token"];
+    assert_eq!((&scheme["type"], &scheme["scheme"]), (&"http".into(), &"bearer".into()));
+    for (route, operation) in operations(&document) {
+        assert_eq!(operation["security"], serde_json::json!([{"token": []}, {}]), "{route}");
+        assert!(operation["description"].as_str().is_some_and(|words| words.contains("admin")), "{route}");
+        for status in ["401", "403"] {
+            assert!(operation["responses"][status].is_object(), "{route}: {status}");
+        }
+    }
+    let roles = |route: &str| operations(&document)[route]["description"].as_str().expect("words").to_owned();
+    assert!(roles("post /api/v1/push").ends_with("admin, read-write, write-only."));
+    assert!(roles("get /api/v1/dlq").ends_with("admin, read-write, read-only."));
+    assert!(roles("delete /api/v1/resources/queues/{queue}").ends_with("needed: admin."));
+}

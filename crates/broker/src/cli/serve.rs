@@ -44,6 +44,10 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
     };
     let (listener, app) = prepared;
     tokio::spawn(app.wake.clone().listen(opened.direct.clone(), stop.clone()));
+    if let Some(auth) = app.auth.clone() {
+        // It bounds its own time.
+        tokio::spawn(async move { auth.warm_up().await });
+    }
     let address = listener.local_addr()?;
     let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(address.port()));
     let interval = Duration::from_millis(config.retention.metrics_flush_ms);
@@ -77,10 +81,10 @@ async fn serve_requests(listener: TcpListener, app: Arc<App>, stop: &Cancellatio
 }
 
 async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, Arc<App>)> {
-    let Config { server, log: _, database, retention, messaging } = config;
+    let Config { server, auth, log: _, database, retention, messaging } = config;
     database::prepare_schema(opened, database.apply_schema).await?;
     let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
-    let app = App::new(db, http_settings(server, messaging, retention));
+    let app = App::new(db, Settings { auth: auth.clone(), ..http_settings(server, messaging, retention) });
     warn_about_clear_text(&app).await?;
     let listener = match TcpListener::bind(server.listen).await {
         Ok(listener) => listener,

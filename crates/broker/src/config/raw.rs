@@ -88,7 +88,8 @@ settings! {
 
     /// Port of the HTTP API; 0 takes any free one.
     port = "PORT": Port { default: 6632, min: 0 };
-    /// Address to listen on. There is no authentication, so anything but loopback is for trusted networks only.
+    /// Address to listen on. Without `JWT_ENABLED` there is no authentication, so anything but loopback is for trusted
+    /// networks only.
     bind_addr = "QUEEN_BIND_ADDR": Text { default: "127.0.0.1", accepts: "an IP address, or localhost" };
     /// Largest request body; a larger one gets 413.
     max_body_bytes = "QUEEN_MAX_BODY_BYTES": Int { default: 67_108_864, min: 1024, max: 1_073_741_824, unit: "bytes" };
@@ -105,8 +106,6 @@ settings! {
     /// Key that encrypts the payloads of queues with `encryptionEnabled`. Every server of a database needs the same one;
     /// without it what is encrypted cannot be read, and what is pushed is stored in clear.
     encryption_key = "QUEEN_ENCRYPTION_KEY": Hidden { accepts: "64 hex digits" };
-    /// Token authentication. Asking for it stops the start: this version has none.
-    jwt_enabled = "JWT_ENABLED": Flag { default: false };
     /// Tenants by request header. Asking for it stops the start: this version serves one tenant.
     tenancy_header = "QUEEN_TENANCY_HEADER": Flag { default: false };
     /// Folder of the disk spool.
@@ -117,6 +116,47 @@ settings! {
     file_buffer_max_batch = "FILE_BUFFER_MAX_BATCH": Inert { why: "nothing is spooled to disk" };
     /// Events in a file of the disk spool.
     file_buffer_events_per_file = "FILE_BUFFER_EVENTS_PER_FILE": Inert { why: "nothing is spooled to disk" };
+}
+
+settings! {
+    /// Who may do what.
+    RawAuth => GivenAuth, "Authentication";
+
+    /// Require a token with every request but those to the skipped paths.
+    jwt_enabled = "JWT_ENABLED": Flag { default: false };
+    /// How tokens are signed; any other algorithm is refused. `auto` takes all that there are keys for.
+    jwt_algorithm = "JWT_ALGORITHM": Choice { default: "HS256", words: &["HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "EdDSA", "auto"] };
+    /// Secret of the HS algorithms.
+    jwt_secret = "JWT_SECRET": Hidden { accepts: "text, at least 32 bytes of it" };
+    /// Public key of the RS algorithms or of EdDSA.
+    jwt_public_key = "JWT_PUBLIC_KEY": Text { default: "", accepts: "PEM: RSA of 2048 bits and more, or Ed25519; line ends may be written \\n" };
+    /// Where the issuer publishes its public keys, as a JSON Web Key Set. Redirects are not followed.
+    jwt_jwks_url = "JWT_JWKS_URL": Text { default: "", accepts: "http(s)://host/path" };
+    /// Age at which the published keys are fetched again. A token with an unknown key fetches them at once, at most every
+    /// 10 s.
+    jwt_jwks_refresh_interval = "JWT_JWKS_REFRESH_INTERVAL": Int { default: 3600, min: 10, max: 2_592_000, unit: "s" };
+    /// How long one such fetch may take.
+    jwt_jwks_timeout_ms = "JWT_JWKS_TIMEOUT_MS": Int { default: 5000, min: 100, max: 60_000, unit: "ms" };
+    /// By how much the clocks of issuer and server may differ.
+    jwt_clock_skew = "JWT_CLOCK_SKEW": Int { default: 30, min: 0, max: 3600, unit: "s" };
+    /// What `iss` of a token must be; not checked when not set.
+    jwt_issuer = "JWT_ISSUER": Text { default: "", accepts: "text" };
+    /// What `aud` of a token must be or contain; not checked when not set.
+    jwt_audience = "JWT_AUDIENCE": Text { default: "", accepts: "text" };
+    /// Paths that need no token, exactly as written; one that ends in a slash stands for all that begin with it.
+    jwt_skip_paths = "JWT_SKIP_PATHS": Text { default: "/health,/metrics/prometheus,/metrics,/", accepts: "paths, separated by commas" };
+    /// Claim that names a role, or a list of roles.
+    jwt_roles_claim = "JWT_ROLES_CLAIM": Text { default: "role", accepts: "a name" };
+    /// A second such claim.
+    jwt_roles_array_claim = "JWT_ROLES_ARRAY_CLAIM": Text { default: "roles", accepts: "a name" };
+    /// What the role is called that may do everything.
+    jwt_role_admin = "JWT_ROLE_ADMIN": Text { default: "admin", accepts: "a name" };
+    /// What the role is called that may push, pop, configure and look.
+    jwt_role_read_write = "JWT_ROLE_READ_WRITE": Text { default: "read-write", accepts: "a name" };
+    /// What the role is called that may look.
+    jwt_role_read_only = "JWT_ROLE_READ_ONLY": Text { default: "read-only", accepts: "a name" };
+    /// What the role is called that may push.
+    jwt_role_write_only = "JWT_ROLE_WRITE_ONLY": Text { default: "write-only", accepts: "a name" };
 }
 
 settings! {
@@ -206,7 +246,6 @@ pub const UNBUILT: &[&str] = &[
 
 /// The same, by the start of the name.
 pub const UNBUILT_FAMILIES: &[&str] = &[
-    "JWT_",
     "QUEEN_ACK_",
     "QUEEN_POP_FUSION",
     "QUEEN_HOTLIST",
@@ -227,6 +266,8 @@ pub struct RawConfig {
     #[command(flatten)]
     pub server: RawServer,
     #[command(flatten)]
+    pub auth: RawAuth,
+    #[command(flatten)]
     pub database: RawDatabase,
     #[command(flatten)]
     pub messaging: RawMessaging,
@@ -234,9 +275,10 @@ pub struct RawConfig {
 
 impl RawConfig {
     /// The documentation of every setting, by group.
-    pub fn tables() -> [(&'static str, Vec<Row>); 4] {
+    pub fn tables() -> [(&'static str, Vec<Row>); 5] {
         [
             (RawServer::TITLE, RawServer::rows()),
+            (RawAuth::TITLE, RawAuth::rows()),
             (RawDatabase::TITLE, RawDatabase::rows()),
             (RawRetention::TITLE, RawRetention::rows()),
             (RawMessaging::TITLE, RawMessaging::rows()),

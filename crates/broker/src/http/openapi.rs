@@ -4,18 +4,23 @@ pub(super) mod query;
 
 use std::sync::{Arc, LazyLock};
 
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, Content, InfoBuilder, OpenApi, Ref, RefOr, Required};
 use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
+use super::{App, auth};
 
+/// What the document calls the tokens.
+const TOKEN: &str = "token";
+/// The error statuses of a route that needs a token, on a server that asks for them.
+const WITH_TOKEN: [StatusCode; 3] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::SERVICE_UNAVAILABLE];
 /// The error statuses that any route may answer.
 const ANYWHERE: [StatusCode; 2] = [StatusCode::BAD_REQUEST, StatusCode::INTERNAL_SERVER_ERROR];
 /// Those that any route with a body may answer.
@@ -78,6 +83,7 @@ pub(super) fn complete(document: &mut OpenApi) {
     // In a document a wildcard is a parameter like others.
     document.paths.paths = paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
     for (path, item) in &mut document.paths.paths {
+        name_access(path, item);
         for operation in operations(item) {
             name_segments(path, operation);
             name_failures(operation);
@@ -85,6 +91,36 @@ pub(super) fn complete(document: &mut OpenApi) {
     }
     let components = document.components.get_or_insert_with(Components::new);
     components.schemas.insert(Refusal::name().into_owned(), Refusal::schema());
+    let token = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .bearer_format("JWT")
+        .description(Some("Asked for where the server runs with JWT_ENABLED."))
+        .build();
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(token));
+}
+
+/// Which roles may call what, and how a token is refused. A server without tokens lets everybody.
+fn name_access(path: &str, item: &mut PathItem) {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    for (method, operation) in
+        [(Method::GET, get), (Method::PUT, put), (Method::POST, post), (Method::DELETE, delete), (Method::PATCH, patch)]
+    {
+        let Some(operation) = operation else { continue };
+        let roles = auth::roles(&method, path);
+        if roles.is_empty() {
+            continue;
+        }
+        let words = format!("Where tokens are asked for, one of these roles is needed: {}.", roles.join(", "));
+        let given = operation.description.take().filter(|given| !given.is_empty());
+        operation.description = Some(given.map_or_else(|| words.clone(), |given| format!("{given}\n\n{words}")));
+        operation.security =
+            Some(vec![SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []), SecurityRequirement::default()]);
+        for status in WITH_TOKEN {
+            let responses = &mut operation.responses.responses;
+            let absent = || RefOr::T(utoipa::openapi::Response::default());
+            responses.entry(status.as_str().to_owned()).or_insert_with(absent);
+        }
+    }
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {

@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::App;
+use super::auth::Producer;
 use super::body::RawBody;
 use crate::bundle::{Answer, Outcome};
 use crate::error::Error;
@@ -29,8 +30,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 #[utoipa::path(
     post, path = "/api/v1/push", request_body = Wire<'_>, responses((status = 201, body = Vec<Item<'_>>), (status = 429))
 )]
-async fn push(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Response, Error> {
-    let Push { groups, places } = Push::parse(&body)?;
+async fn push(
+    State(app): State<Arc<App>>, Producer(producer): Producer, RawBody(body): RawBody,
+) -> Result<Response, Error> {
+    let Push { groups, places } = Push::parse(&body, producer)?;
     drop(body);
     let names: Vec<_> = groups.iter().map(|group| group.name.clone()).collect();
     let answers = app.bundler.push(groups).await?;

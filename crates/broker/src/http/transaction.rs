@@ -19,6 +19,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::ack::element::{default_reason, storable};
+use super::auth::Producer;
 use super::body::RawBody;
 use super::dead_letters::snapshot::{self, Condemned};
 use super::{App, metrics};
@@ -67,9 +68,9 @@ fn is_false(flag: &bool) -> bool {
 
 /// Pushes and acknowledges, all or nothing.
 #[utoipa::path(post, path = "/api/v1/transaction", request_body = Value, responses((status = 200, body = Value)))]
-async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
+async fn transaction(State(app): State<Arc<App>>, producer: Producer, body: RawBody) -> Response {
     let id = Uuid::now_v7();
-    match carry_out(&app, body).await {
+    match carry_out(&app, &producer, body).await {
         Ok((steps, committed)) => {
             let results = outcomes(&steps, &committed);
             Json(json!({"transactionId": id, "success": true, "results": results})).into_response()
@@ -78,11 +79,11 @@ async fn transaction(State(app): State<Arc<App>>, body: RawBody) -> Response {
     }
 }
 
-async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
+async fn carry_out(app: &App, producer: &Producer, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
     let RawBody(body) = body;
     let mut tries = 1;
     loop {
-        let mut plan = match planned(app, body.clone()).await? {
+        let mut plan = match planned(app, producer, body.clone()).await? {
             Planned::Plan(plan) => plan,
             Planned::Unknown(queues) if tries < TRIES_MAX => {
                 let queues: Vec<&str> = queues.iter().map(String::as_str).collect();
@@ -107,8 +108,9 @@ async fn carry_out(app: &App, body: RawBody) -> Result<(Vec<Step>, Committed), E
     }
 }
 
-async fn planned(app: &App, body: Bytes) -> Result<Planned, Error> {
-    let packing = Packing { level: app.settings.push.zstd_level, sealing: app.sealing.clone() };
+async fn planned(app: &App, Producer(producer): &Producer, body: Bytes) -> Result<Planned, Error> {
+    let level = app.settings.push.zstd_level;
+    let packing = Packing { level, producer: producer.clone(), sealing: app.sealing.clone() };
     if body.len() <= INLINE_BYTES_MAX {
         return plan::plan(&body, &packing);
     }

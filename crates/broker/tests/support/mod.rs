@@ -7,6 +7,7 @@ pub mod names;
 pub mod partition;
 pub mod random;
 pub mod server;
+pub mod token;
 pub mod trace;
 
 use std::sync::Arc;
@@ -184,7 +185,12 @@ impl Broker {
         self.send(self.http.delete(format!("{}{path}", self.url))).await
     }
 
-    async fn send(&self, request: reqwest::RequestBuilder) -> (u16, Value) {
+    /// A request to the server, to be completed and sent.
+    pub fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.url))
+    }
+
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> (u16, Value) {
         let response = request.send().await.expect("the server answers");
         let status = response.status().as_u16();
         let bytes = response.bytes().await.expect("the body arrives");

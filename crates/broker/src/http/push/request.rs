@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -98,10 +99,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 impl Push {
     /// # Errors
     /// [`Error::BadBody`] if it is not the JSON of a push, [`Error::Invalid`] naming the item and the field.
-    pub(super) fn parse(body: &Bytes) -> Result<Self, Error> {
+    pub(super) fn parse(body: &Bytes, producer: Option<Arc<str>>) -> Result<Self, Error> {
         let Body { items } = json::read(body)?;
         let items = items.ok_or_else(|| Error::invalid("items", "is required"))?;
-        let mut grouping = Grouping { body, groups: Vec::new(), by_name: HashMap::new(), seen: HashMap::new() };
+        let mut grouping =
+            Grouping { body, producer, groups: Vec::new(), by_name: HashMap::new(), seen: HashMap::new() };
         let mut places = Vec::with_capacity(items.len());
         for (index, Object(item)) in items.into_iter().enumerate() {
             places.push(grouping.add(item).map_err(|error| in_item(index, error))?);
@@ -119,6 +121,7 @@ fn in_item(index: usize, error: Error) -> Error {
 
 struct Grouping<'a> {
     body: &'a Bytes,
+    producer: Option<Arc<str>>,
     groups: Vec<Group>,
     by_name: HashMap<(Cow<'a, str>, Cow<'a, str>), usize>,
     /// Group, hash of the transaction id ─► position in the group.
@@ -154,7 +157,7 @@ impl<'a> Grouping<'a> {
         self.groups[group].messages.push(Message {
             transaction_id: transaction_id.clone(),
             trace_id,
-            producer: None,
+            producer: self.producer.clone(),
             payload,
         });
         Ok(Place { group, position, is_first: true, transaction_id })
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Push, Error> {
-        Push::parse(&Bytes::copy_from_slice(text.as_bytes()))
+        Push::parse(&Bytes::copy_from_slice(text.as_bytes()), None)
     }
 
     #[test]

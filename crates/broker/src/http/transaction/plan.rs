@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::http::ack::element::{self, Element, storable};
 use crate::http::json;
 use crate::http::message::{self, Message, present};
-use crate::seal::{Sealer, Sealing};
+use crate::seal::Sealing;
 use crate::segment::{Frame, Packer, new_message_id};
 
 /// What is to happen, and one step for each element of the answer.
@@ -27,6 +27,8 @@ pub(super) struct Plan {
 pub(super) struct Packing {
     /// zstd level of the segments.
     pub(super) level: i32,
+    /// Who pushes, by the token.
+    pub(super) producer: Option<Arc<str>>,
     pub(super) sealing: Arc<Sealing>,
 }
 
@@ -222,7 +224,7 @@ impl<'a> Draft<'a> {
         let mut unknown = BTreeSet::new();
         for lane in self.lanes {
             match packing.sealing.wanted(&lane.queue) {
-                Some(is_sealed) => pushes.push(lane.packed(&mut packer, is_sealed, packing.sealing.sealer())?),
+                Some(is_sealed) => pushes.push(lane.packed(&mut packer, is_sealed, packing)?),
                 None => drop(unknown.insert(lane.queue.into_owned())),
             }
         }
@@ -235,7 +237,8 @@ impl<'a> Draft<'a> {
 }
 
 impl Lane<'_> {
-    fn packed(self, packer: &mut Packer, is_sealed: bool, sealer: &Sealer) -> Result<Push, Error> {
+    fn packed(self, packer: &mut Packer, is_sealed: bool, packing: &Packing) -> Result<Push, Error> {
+        let sealer = packing.sealing.sealer();
         let sealed: Vec<Vec<u8>> = if is_sealed {
             let seal = |(id, _, message): &(Uuid, String, Message<'_>)| sealer.seal(*id, message.payload.as_bytes());
             self.messages.iter().map(|message| seal(message).expect("wanted only with a key")).collect()
@@ -246,7 +249,7 @@ impl Lane<'_> {
             message_id: *message_id,
             trace_id: message.trace_id,
             transaction_id,
-            producer: None,
+            producer: packing.producer.as_deref(),
             is_encrypted: is_sealed,
             payload: sealed.get(index).map_or(message.payload.as_bytes(), Vec::as_slice),
         });
