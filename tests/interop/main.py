@@ -4,16 +4,24 @@ import asyncio
 import os
 import sys
 
-import behaviour  # noqa: F401
 import harness
-import retention  # noqa: F401
-import volume  # noqa: F401
 from queen import Queen
+
+if sys.argv[1] == "tokens":
+    import tokens
+
+    TOKEN = tokens.made("read-write")
+else:
+    import behaviour  # noqa: F401
+    import retention  # noqa: F401
+    import volume  # noqa: F401
+
+    TOKEN = None
 
 
 async def main():
     server_url, database_url = os.environ["INTEROP_SERVER_URL"], os.environ["INTEROP_DATABASE_URL"]
-    async with Queen(server_url) as client:
+    async with Queen(server_url, bearer_token=TOKEN) as client:
         return await harness.run(harness.Bench(client, server_url, database_url))
 
 

@@ -28,15 +28,7 @@ server=
 finish() {
   local code=$?
   trap - EXIT INT TERM
-  if [ -n "$server" ] && kill -0 "$server" 2>/dev/null; then
-    kill -TERM "$server"
-    for ((i = 0; i < stop_seconds_max * 10; i++)); do kill -0 "$server" 2>/dev/null || break; sleep 0.1; done
-    if kill -0 "$server" 2>/dev/null; then
-      echo "interop: the server did not stop within $stop_seconds_max s" >&2
-      kill -KILL "$server"
-      code=1
-    fi
-  fi
+  if [ -n "$server" ] && kill -0 "$server" 2>/dev/null && ! stop; then code=1; fi
   if [ "$code" -ne 0 ]; then
     echo "interop: the last lines of the server's log:" >&2
     tail -n 40 "$work/server.log" >&2 || true
@@ -47,25 +39,50 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-: >"$work/ready"
 database=(--data-dir "$work/data")
 address="host=$work/data/run port=5432 user=postgres dbname=postgres"
 if [ "${INTEROP_EXTERNAL:-0}" = 1 ]; then
   database=(--database-url "$TEST_DATABASE_URL")
   address=$TEST_DATABASE_URL
 fi
-# Settings of whoever runs this must not reach the server under test.
-env -i PATH="$PATH" HOME="${HOME:-/}" RUST_LOG=info RETENTION_INTERVAL=1000 \
-  "$ebbtide" serve --port 0 "${database[@]}" >"$work/ready" 2>"$work/server.log" &
-server=$!
-for ((i = 0; i < start_seconds_max * 10; i++)); do
-  grep -q 'ready: http' "$work/ready" && break
-  kill -0 "$server" 2>/dev/null || { echo "interop: the server ended at once" >&2; exit 1; }
-  sleep 0.1
-done
-url=$(sed -n 's/.* ready: \(http[^,]*\),.*/\1/p' "$work/ready")
-[ -n "$url" ] || { echo "interop: the server was not ready within $start_seconds_max s" >&2; exit 1; }
-echo "interop: $(cat "$work/ready")"
 
-PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_DATABASE_URL=$address INTEROP_EBBTIDE=$ebbtide \
-  timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py"
+# start [SETTING=value ...]: a server with these settings, whose address becomes $url.
+start() {
+  : >"$work/ready"
+  # Settings of whoever runs this must not reach the server under test.
+  env -i PATH="$PATH" HOME="${HOME:-/}" RUST_LOG=info RETENTION_INTERVAL=1000 "$@" \
+    "$ebbtide" serve --port 0 "${database[@]}" >"$work/ready" 2>>"$work/server.log" &
+  server=$!
+  for ((i = 0; i < start_seconds_max * 10; i++)); do
+    grep -q 'ready: http' "$work/ready" && break
+    kill -0 "$server" 2>/dev/null || { echo "interop: the server ended at once" >&2; exit 1; }
+    sleep 0.1
+  done
+  url=$(sed -n 's/.* ready: \(http[^,]*\),.*/\1/p' "$work/ready")
+  [ -n "$url" ] || { echo "interop: the server was not ready within $start_seconds_max s" >&2; exit 1; }
+  echo "interop: $(cat "$work/ready")"
+}
+
+stop() {
+  kill -TERM "$server"
+  for ((i = 0; i < stop_seconds_max * 10; i++)); do kill -0 "$server" 2>/dev/null || break; sleep 0.1; done
+  if kill -0 "$server" 2>/dev/null; then
+    echo "interop: the server did not stop within $stop_seconds_max s" >&2
+    kill -KILL "$server"
+    return 1
+  fi
+  server=
+}
+
+# checks NAME: the checks of main.py that go by this name.
+checks() {
+  PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_DATABASE_URL=$address INTEROP_EBBTIDE=$ebbtide \
+    INTEROP_SECRET=$secret timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1"
+}
+
+secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
+start
+checks open
+stop
+start JWT_ENABLED=true JWT_SECRET="$secret" QUEEN_ENCRYPTION_KEY="$secret"
+checks tokens
