@@ -7,8 +7,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -36,13 +35,27 @@ struct Extend {
     seconds: Option<i64>,
 }
 
+/// Whether there was such a lease, and until when it is kept. The time has three names.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Extended {
+    lease_id: String,
+    success: bool,
+    /// In how many partitions.
+    renewed: i64,
+    new_expires_at: Option<String>,
+    expires_at: Option<String>,
+    #[serde(rename = "lease_expires_at")]
+    lease_expires_at: Option<String>,
+}
+
 /// Keeps a live lease for longer; it never shortens one, and revives none.
 #[utoipa::path(
-    post, path = "/api/v1/lease/{leaseId}/extend", request_body = Option<Extend>, responses((status = 200, body = Value))
+    post, path = "/api/v1/lease/{leaseId}/extend", request_body = Option<Extend>, responses((status = 200, body = Extended))
 )]
 async fn extend(
     State(app): State<Arc<App>>, path: Result<Path<String>, PathRejection>, body: RawBody,
-) -> Result<Json<Value>, Error> {
+) -> Result<Json<Extended>, Error> {
     let Path(lease_id) = path.map_err(|rejection| Error::invalid("leaseId", rejection.body_text()))?;
     let seconds = if body.0.is_empty() { None } else { body.json::<Extend>()?.seconds };
     let seconds = seconds.unwrap_or(SECONDS_DEFAULT);
@@ -52,14 +65,14 @@ async fn extend(
     let seconds = i32::try_from(seconds).expect("within its range");
     let renewal = renew(&app, &lease_id, seconds).await?;
     let expires_at = renewal.expires_at.map(utc_text);
-    Ok(Json(json!({
-        "leaseId": lease_id,
-        "success": 0 < renewal.renewed,
-        "renewed": renewal.renewed,
-        "newExpiresAt": expires_at,
-        "expiresAt": expires_at,
-        "lease_expires_at": expires_at,
-    })))
+    Ok(Json(Extended {
+        lease_id,
+        success: 0 < renewal.renewed,
+        renewed: renewal.renewed.into(),
+        new_expires_at: expires_at.clone(),
+        expires_at: expires_at.clone(),
+        lease_expires_at: expires_at,
+    }))
 }
 
 /// A lease that no server gave out, or that ended, renews nothing.

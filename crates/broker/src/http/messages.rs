@@ -10,8 +10,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
@@ -27,7 +27,7 @@ use super::retry::retried;
 use crate::db::dead_letter_admin::log_dlq_move_v1;
 use crate::db::messages::delete_message_v1;
 use crate::error::Error;
-use crate::id::{PartitionId, QUEUE_MODE, checked_name, checked_transaction_id};
+use crate::id::{Offset, PartitionId, QUEUE_MODE, checked_name, checked_transaction_id};
 use crate::seal::Sealer;
 
 /// What is filed if the operator gives no reason.
@@ -66,27 +66,39 @@ fn not_found() -> Error {
     Error::NotFound("Message not found".to_owned())
 }
 
+/// What was deleted of a message.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MessageDeleted)]
+#[serde(rename_all = "camelCase")]
+struct Deleted {
+    success: bool,
+    partition_id: Uuid,
+    transaction_id: String,
+    /// How many dead letters.
+    deleted: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'static str>,
+}
+
 /// Deletes the dead letters of a message, those of all groups.
 #[utoipa::path(
     delete, path = "/api/v1/messages/{partitionId}/{*transactionId}",
-    responses((status = 200, body = Value), (status = 404))
+    responses((status = 200, body = Deleted), (status = 404, body = Deleted))
 )]
 async fn delete(State(app): State<Arc<App>>, Segments(path): Segments<(String, String)>) -> Result<Response, Error> {
     let Name { partition_id, transaction_id } = Name::parse(path)?;
     let conn = app.db.conn().await?;
     let deleted = retried(|| delete_message_v1(&conn, partition_id, &transaction_id)).await?;
-    let mut body = json!({
-        "success": 0 < deleted,
-        "partitionId": partition_id.0,
-        "transactionId": transaction_id,
-        "deleted": deleted,
-    });
-    if deleted == 0 {
-        body["error"] = Value::from("Dead letter not found; a live message cannot be deleted");
-        return Ok((StatusCode::NOT_FOUND, Json(body)).into_response());
-    }
-    body["message"] = Value::from("Dead letter deleted");
-    Ok(Json(body).into_response())
+    let (status, error, message) = if deleted == 0 {
+        (StatusCode::NOT_FOUND, Some("Dead letter not found; a live message cannot be deleted"), None)
+    } else {
+        (StatusCode::OK, None, Some("Dead letter deleted"))
+    };
+    let partition_id = partition_id.0;
+    let body = Deleted { success: 0 < deleted, partition_id, transaction_id, deleted, error, message };
+    Ok((status, Json(body)).into_response())
 }
 
 /// `…/retry` and `…/dlq`. An escaped slash before these words belongs to the transaction id.
@@ -111,30 +123,54 @@ async fn act(
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
+/// A dead letter that is a message again.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Retried {
+    success: bool,
+    queue: String,
+    partition: String,
+    replayed_as: PushedAgain,
+    dlq_row_removed: bool,
+    /// Several, where several groups had given it up.
+    dlq_rows_removed: usize,
+}
+
+/// As the answer of a push says it.
+#[derive(Serialize, ToSchema)]
+struct PushedAgain {
+    index: usize,
+    message_id: Uuid,
+    transaction_id: String,
+    #[serde(rename = "queueName")]
+    queue_name: String,
+    status: &'static str,
+}
+
 /// Pushes the dead letter of a message again, under a new transaction id.
 #[utoipa::path(
     post, path = "/api/v1/messages/{partitionId}/{transactionId}/retry", request_body = Option<Nothing>,
-    responses((status = 200, body = Value), (status = 404), (status = 409))
+    responses((status = 200, body = Retried), (status = 404), (status = 409))
 )]
-async fn retry(app: &App, name: &Name, body: &RawBody) -> Result<Json<Value>, Error> {
+async fn retry(app: &App, name: &Name, body: &RawBody) -> Result<Json<Retried>, Error> {
     body.object::<Nothing>()?;
     let conn = app.db.conn().await?;
     let step = replay::message(app, &conn, name.partition_id, &name.transaction_id).await?;
-    let message = step.messages.first().expect("replayed");
-    Ok(Json(json!({
-        "success": true,
-        "queue": message.queue,
-        "partition": message.partition,
-        "replayedAs": {
-            "index": 0,
-            "message_id": message.message_id,
-            "transaction_id": message.message_id.to_string(),
-            "queueName": message.queue,
-            "status": "queued",
+    let message = step.messages.into_iter().next().expect("replayed");
+    Ok(Json(Retried {
+        success: true,
+        queue: message.queue.clone(),
+        partition: message.partition,
+        replayed_as: PushedAgain {
+            index: 0,
+            message_id: message.message_id,
+            transaction_id: message.message_id.to_string(),
+            queue_name: message.queue,
+            status: "queued",
         },
-        "dlqRowRemoved": true,
-        "dlqRowsRemoved": step.letters,
-    })))
+        dlq_row_removed: true,
+        dlq_rows_removed: step.letters,
+    }))
 }
 
 /// To whose dead letters, and why.
@@ -166,12 +202,25 @@ impl Move {
     }
 }
 
+/// Where a message went.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Moved {
+    success: bool,
+    partition_id: Uuid,
+    transaction_id: String,
+    consumer_group: String,
+    #[schema(value_type = i64)]
+    offset: Offset,
+    message: &'static str,
+}
+
 /// Moves the message that a group wants next to the dead letters of that group.
 #[utoipa::path(
     post, path = "/api/v1/messages/{partitionId}/{transactionId}/dlq", request_body = Option<Move>,
-    responses((status = 200, body = Value), (status = 404), (status = 409))
+    responses((status = 200, body = Moved), (status = 404), (status = 409))
 )]
-async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Value>, Error> {
+async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Moved>, Error> {
     let (group, reason) = Move::parse(body)?;
     let conn = app.db.conn().await?;
     let found = read::find(&conn, &name, &app.settings.sealer).await?;
@@ -190,18 +239,18 @@ async fn move_away(app: &App, name: Name, body: &RawBody) -> Result<Json<Value>,
     if let Some(lane) = moved.wake {
         app.wake.released(&lane.queue, &lane.partition, &group);
     }
-    Ok(Json(json!({
-        "success": true,
-        "partitionId": partition_id.0,
-        "transactionId": condemned.transaction_id,
-        "consumerGroup": group,
-        "offset": offset,
-        "message": "Moved to the dead letters",
-    })))
+    Ok(Json(Moved {
+        success: true,
+        partition_id: partition_id.0,
+        transaction_id: condemned.transaction_id,
+        consumer_group: group,
+        offset,
+        message: "Moved to the dead letters",
+    }))
 }
 
 /// By whom messages are consumed.
-#[derive(serde::Serialize, ToSchema)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Mode {
     has_queue_mode: bool,

@@ -26,6 +26,9 @@ const ANYWHERE: [StatusCode; 2] = [StatusCode::BAD_REQUEST, StatusCode::INTERNAL
 /// Those that any route with a body may answer.
 const WITH_BODY: [StatusCode; 2] = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
 
+/// How the HTTP layer itself refuses, without a body, what is too long to be read.
+const TOO_LONG: [StatusCode; 2] = [StatusCode::URI_TOO_LONG, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE];
+
 /// Computed once: it is the same for every server of this version.
 static DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| super::families().into_openapi().to_json().expect("texts and numbers become JSON").into());
@@ -153,8 +156,10 @@ fn segment(name: &str) -> Parameter {
 /// Adds the failures that a handler need not mention, and gives all of them their body.
 fn name_failures(operation: &mut Operation) {
     let with_body: &[StatusCode] = if operation.request_body.is_some() { &WITH_BODY } else { &[] };
+    let has_parameters = operation.parameters.as_ref().is_some_and(|parameters| !parameters.is_empty());
+    let too_long: &[StatusCode] = if has_parameters { &TOO_LONG } else { &[] };
     let responses = &mut operation.responses.responses;
-    for status in ANYWHERE.iter().chain(with_body) {
+    for status in ANYWHERE.iter().chain(with_body).chain(too_long) {
         responses.entry(status.as_str().to_owned()).or_insert_with(|| RefOr::T(utoipa::openapi::Response::default()));
     }
     for (status, response) in responses {
@@ -163,7 +168,8 @@ fn name_failures(operation: &mut Operation) {
         if response.description.is_empty() {
             response.description = status.canonical_reason().unwrap_or_default().to_owned();
         }
-        if (status.is_client_error() || status.is_server_error()) && response.content.is_empty() {
+        let is_failure = status.is_client_error() || status.is_server_error();
+        if is_failure && response.content.is_empty() && !TOO_LONG.contains(&status) {
             let schema = Ref::from_schema_name(Refusal::name());
             response.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
         }

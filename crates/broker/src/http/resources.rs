@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Value, json};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -17,11 +19,12 @@ use super::openapi::query::query;
 use super::params::{Params, Slice, SliceQuery};
 use super::path::Segments;
 use crate::db::resources::{
-    Filter, Label, log_depth_v1, log_label_list_v1, log_overview_v1, log_partition_list_v1, log_queue_list_v1,
+    Filter, Label, Labelled, Page, log_depth_v1, log_label_list_v1, log_overview_v1, log_partition_list_v1,
+    log_queue_list_v1,
 };
 use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
-use counted::{counts, partition, queue_row};
+use counted::{Everything, LabelCounts, PartitionRow, QueueDetail, QueueRow};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
@@ -45,31 +48,45 @@ query!(QueuesQuery:
     name("task", "Only of this task."),
 );
 
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Queues<'a> {
+    queues: Vec<QueueRow<'a>>,
+    /// On all pages.
+    total: i64,
+    pagination: Slice,
+    // There are no such stores, so nothing is counted in them.
+    kv_rows: Option<i64>,
+    kv_bytes: Option<i64>,
+    timer_rows: Option<i64>,
+    timer_bytes: Option<i64>,
+}
+
 /// Lists queues with their counts, newest first.
 #[utoipa::path(
-    get, path = "/api/v1/resources/queues", params(QueuesQuery, SliceQuery), responses((status = 200, body = Value))
+    get, path = "/api/v1/resources/queues", params(QueuesQuery, SliceQuery),
+    responses((status = 200, body = Queues<'_>))
 )]
-async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
+async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Response, Error> {
     let filter = Filter {
         name: None,
         search: params.name("search")?,
         namespace: params.name("namespace")?,
         task: params.name("task")?,
     };
-    let slice = params.slice()?;
+    let pagination = params.slice()?;
     let conn = app.db.conn().await?;
-    let page = log_queue_list_v1(&conn, &filter, slice.limit, slice.offset, DEFAULT_TENANT).await?;
-    let queues: Vec<Value> = page.rows.iter().map(queue_row).collect();
-    // There are no such stores, so nothing is counted in them.
-    Ok(Json(json!({
-        "queues": queues,
-        "total": page.found,
-        "pagination": slice,
-        "kvRows": null,
-        "kvBytes": null,
-        "timerRows": null,
-        "timerBytes": null,
-    })))
+    let page = log_queue_list_v1(&conn, &filter, pagination.limit, pagination.offset, DEFAULT_TENANT).await?;
+    let queues = Queues {
+        queues: page.rows.iter().map(QueueRow::from).collect(),
+        total: page.found,
+        pagination,
+        kv_rows: None,
+        kv_bytes: None,
+        timer_rows: None,
+        timer_bytes: None,
+    };
+    Ok(Json(queues).into_response())
 }
 
 /// Shows a queue with its partitions, totals and options.
@@ -77,11 +94,11 @@ async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Json<Valu
 /// Totals are over all partitions, `limit` and `offset` choose which of them are listed.
 #[utoipa::path(
     get, path = "/api/v1/resources/queues/{queue}", params(SliceQuery),
-    responses((status = 200, body = Value), (status = 404))
+    responses((status = 200, body = QueueDetail<'_>), (status = 404))
 )]
 async fn queue(
     State(app): State<Arc<App>>, Segments(name): Segments<String>, params: Params,
-) -> Result<Json<Value>, Error> {
+) -> Result<Response, Error> {
     let name = checked_name("queue", &name)?;
     let slice = params.slice()?;
     let conn = app.db.conn().await?;
@@ -89,127 +106,141 @@ async fn queue(
     let mut found = log_queue_list_v1(&conn, &filter, 1, 0, DEFAULT_TENANT).await?;
     let queue = found.rows.pop().ok_or_else(no_such_queue)?;
     let page = log_partition_list_v1(&conn, Some(name), slice.limit, slice.offset, DEFAULT_TENANT).await?;
-    let partitions: Vec<Value> = page.rows.iter().map(partition).collect();
-    Ok(Json(json!({
-        "id": queue.id.0,
-        "name": queue.name,
-        "namespace": queue.namespace,
-        "task": queue.task,
-        "createdAt": milliseconds(queue.created_at),
-        "partitions": partitions,
-        "partitionCount": queue.partitions,
-        "pagination": slice,
-        "totals": counts(&queue.counts),
-        "retainedBytes": queue.retained_bytes,
-        "segments": {"segments": null, "messages": queue.counts.total},
-        "options": queue.options,
-    })))
+    Ok(Json(QueueDetail::new(&queue, &page.rows, slice)).into_response())
 }
 
 query!(DepthQuery:
     name("group", "For this group; else for the slowest."),
 );
 
+/// What is pending in a queue. No group conflates, so every message is pending by itself.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct QueueDepth {
+    queue: String,
+    group: Option<String>,
+    pending: i64,
+    partitions_pending: i64,
+    conflation: bool,
+    effective_pending: i64,
+    partitions: Vec<PartitionDepth>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct PartitionDepth {
+    partition: String,
+    pending: i64,
+}
+
 /// Shows what is pending in a queue, the deepest partition first.
-///
-/// Every message is pending by itself, since no group conflates.
 #[utoipa::path(
     get, path = "/api/v1/resources/queues/{queue}/depth", params(DepthQuery, SliceQuery),
-    responses((status = 200, body = Value), (status = 404))
+    responses((status = 200, body = QueueDepth), (status = 404))
 )]
 async fn depth(
     State(app): State<Arc<App>>, Segments(queue): Segments<String>, params: Params,
-) -> Result<Json<Value>, Error> {
-    let queue = checked_name("queue", &queue)?;
+) -> Result<Json<QueueDepth>, Error> {
+    checked_name("queue", &queue)?;
     let group = params.name("group")?;
     let Slice { limit, offset } = params.slice()?;
     let conn = app.db.conn().await?;
-    let depth = log_depth_v1(&conn, queue, group, limit, offset, DEFAULT_TENANT).await?.ok_or_else(no_such_queue)?;
-    let partitions: Vec<Value> = depth
-        .partitions
-        .iter()
-        .map(|(partition, pending)| json!({"partition": partition, "pending": pending}))
-        .collect();
-    Ok(Json(json!({
-        "queue": queue,
-        "group": group,
-        "pending": depth.pending,
-        "partitionsPending": depth.partitions_pending,
-        "conflation": false,
-        "effectivePending": depth.pending,
-        "partitions": partitions,
-    })))
+    let depth = log_depth_v1(&conn, &queue, group, limit, offset, DEFAULT_TENANT).await?.ok_or_else(no_such_queue)?;
+    let partitions = depth.partitions.into_iter().map(|(partition, pending)| PartitionDepth { partition, pending });
+    Ok(Json(QueueDepth {
+        group: group.map(str::to_owned),
+        pending: depth.pending,
+        partitions_pending: depth.partitions_pending,
+        conflation: false,
+        effective_pending: depth.pending,
+        partitions: partitions.collect(),
+        queue,
+    }))
 }
 
 query!(PartitionsQuery:
     name("queue", "Only of this queue."),
 );
 
+#[derive(Serialize, ToSchema)]
+struct Partitions<'a> {
+    partitions: Vec<PartitionRow<'a>>,
+    /// On all pages.
+    total: i64,
+    pagination: Slice,
+}
+
 /// Lists partitions with their counts.
 #[utoipa::path(
     get, path = "/api/v1/resources/partitions", params(PartitionsQuery, SliceQuery),
-    responses((status = 200, body = Value))
+    responses((status = 200, body = Partitions<'_>))
 )]
-async fn partitions(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
+async fn partitions(State(app): State<Arc<App>>, params: Params) -> Result<Response, Error> {
     let queue = params.name("queue")?;
-    let slice = params.slice()?;
+    let pagination = params.slice()?;
     let conn = app.db.conn().await?;
-    let page = log_partition_list_v1(&conn, queue, slice.limit, slice.offset, DEFAULT_TENANT).await?;
-    let partitions: Vec<Value> = page.rows.iter().map(partition).collect();
-    Ok(Json(json!({"partitions": partitions, "total": page.found, "pagination": slice})))
+    let page = log_partition_list_v1(&conn, queue, pagination.limit, pagination.offset, DEFAULT_TENANT).await?;
+    let partitions = page.rows.iter().map(PartitionRow::from).collect();
+    Ok(Json(Partitions { partitions, total: page.found, pagination }).into_response())
+}
+
+#[derive(Serialize, ToSchema)]
+struct Namespaces {
+    namespaces: Vec<Namespace>,
+    /// On all pages.
+    total: i64,
+    pagination: Slice,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Namespace {
+    namespace: String,
+    #[serde(flatten)]
+    counts: LabelCounts,
 }
 
 /// Lists namespaces with their counts.
 #[utoipa::path(
-    get, path = "/api/v1/resources/namespaces", params(SliceQuery), responses((status = 200, body = Value))
+    get, path = "/api/v1/resources/namespaces", params(SliceQuery), responses((status = 200, body = Namespaces))
 )]
-async fn namespaces(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
-    labels(&app, &params, Label::Namespace, "namespaces", "namespace").await
+async fn namespaces(State(app): State<Arc<App>>, params: Params) -> Result<Json<Namespaces>, Error> {
+    let (pagination, page) = labels(&app, &params, Label::Namespace).await?;
+    let namespace = |row: Labelled| Namespace { counts: LabelCounts::from(&row), namespace: row.label };
+    let namespaces = page.rows.into_iter().map(namespace).collect();
+    Ok(Json(Namespaces { namespaces, total: page.found, pagination }))
+}
+
+#[derive(Serialize, ToSchema)]
+struct Tasks {
+    tasks: Vec<Task>,
+    /// On all pages.
+    total: i64,
+    pagination: Slice,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Task {
+    task: String,
+    #[serde(flatten)]
+    counts: LabelCounts,
 }
 
 /// Lists tasks with their counts.
-#[utoipa::path(get, path = "/api/v1/resources/tasks", params(SliceQuery), responses((status = 200, body = Value)))]
-async fn tasks(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
-    labels(&app, &params, Label::Task, "tasks", "task").await
+#[utoipa::path(get, path = "/api/v1/resources/tasks", params(SliceQuery), responses((status = 200, body = Tasks)))]
+async fn tasks(State(app): State<Arc<App>>, params: Params) -> Result<Json<Tasks>, Error> {
+    let (pagination, page) = labels(&app, &params, Label::Task).await?;
+    let task = |row: Labelled| Task { counts: LabelCounts::from(&row), task: row.label };
+    Ok(Json(Tasks { tasks: page.rows.into_iter().map(task).collect(), total: page.found, pagination }))
 }
 
-async fn labels(app: &App, params: &Params, by: Label, many: &str, one: &str) -> Result<Json<Value>, Error> {
+async fn labels(app: &App, params: &Params, by: Label) -> Result<(Slice, Page<Labelled>), Error> {
     let slice = params.slice()?;
     let page = log_label_list_v1(&app.db.conn().await?, by, slice.limit, slice.offset, DEFAULT_TENANT).await?;
-    let rows = page.rows.iter().map(|row| {
-        json!({
-            one: row.label,
-            "queues": row.queues,
-            "partitions": row.partitions,
-            "messages": {"total": row.total, "pending": row.pending},
-        })
-    });
-    let rows: Vec<Value> = rows.collect();
-    Ok(Json(json!({many: rows, "total": page.found, "pagination": slice})))
+    Ok((slice, page))
 }
 
 /// Counts everything.
-#[utoipa::path(get, path = "/api/v1/resources/overview", responses((status = 200, body = Value)))]
-async fn overview(State(app): State<Arc<App>>) -> Result<Json<Value>, Error> {
+#[utoipa::path(get, path = "/api/v1/resources/overview", responses((status = 200, body = Everything)))]
+async fn overview(State(app): State<Arc<App>>) -> Result<Json<Everything>, Error> {
     let (all, at) = log_overview_v1(&app.db.conn().await?, DEFAULT_TENANT).await?;
-    let lag = |[avg, median, min, max]: [i64; 4]| json!({"avg": avg, "median": median, "min": min, "max": max});
-    Ok(Json(json!({
-        "queues": all.queues,
-        "partitions": all.partitions,
-        "namespaces": all.namespaces,
-        "tasks": all.tasks,
-        "messages": {
-            "total": all.total,
-            "pending": all.pending,
-            "processing": all.processing,
-            "completed": all.completed,
-            "failed": null,
-            "deadLetter": all.dead,
-        },
-        "lag": {"time": lag(all.time_lag), "offset": lag(all.offset_lag)},
-        "throughput": {"ingestedPerSecond": all.pushed_per_second, "processedPerSecond": all.acked_per_second},
-        "timestamp": milliseconds(at),
-        // Counted for this answer.
-        "statsAge": 0,
-    })))
+    Ok(Json(Everything::new(&all, milliseconds(at))))
 }

@@ -9,7 +9,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -48,9 +47,37 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(of_message))
 }
 
+/// What happened to which message.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "`Fields` reads each by its name, to say which is wrong")]
+struct Record {
+    #[schema(min_length = 1, max_length = 65_535)]
+    transaction_id: String,
+    partition_id: Uuid,
+    /// Any JSON but null.
+    #[schema(value_type = serde_json::Value)]
+    data: Box<RawValue>,
+    #[schema(min_length = 1, max_length = 255)]
+    consumer_group: Option<String>,
+    #[schema(max_items = 100)]
+    trace_names: Option<Vec<String>>,
+    #[schema(min_length = 1, max_length = 255, default = "info")]
+    event_type: Option<String>,
+    #[schema(min_length = 1, max_length = 255)]
+    worker_id: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Recorded {
+    success: bool,
+    trace_id: Uuid,
+}
+
 /// Records what happened to a message.
-#[utoipa::path(post, path = "/api/v1/traces", request_body = Value, responses((status = 201, body = Value)))]
-async fn record(State(app): State<Arc<App>>, body: RawBody) -> Result<(StatusCode, Json<Value>), Error> {
+#[utoipa::path(post, path = "/api/v1/traces", request_body = Record, responses((status = 201, body = Recorded)))]
+async fn record(State(app): State<Arc<App>>, body: RawBody) -> Result<(StatusCode, Json<Recorded>), Error> {
     let fields = Fields(body.json()?);
     let transaction_id: String = fields.required("transactionId", "must be a string")?;
     let partition_id: String = fields.required("partitionId", "must be a UUID")?;
@@ -69,7 +96,7 @@ async fn record(State(app): State<Arc<App>>, body: RawBody) -> Result<(StatusCod
     };
     let conn = app.db.conn().await?;
     let id = record_trace_v1(&conn, &trace).await?;
-    Ok((StatusCode::CREATED, Json(json!({"success": true, "traceId": id}))))
+    Ok((StatusCode::CREATED, Json(Recorded { success: true, trace_id: id })))
 }
 
 /// The fields of an object, each still as it was sent.
@@ -151,25 +178,31 @@ struct Pagination {
 struct TraceRow {
     id: Uuid,
     event_type: String,
-    #[schema(value_type = Value)]
+    #[schema(value_type = serde_json::Value)]
     data: Box<RawValue>,
     consumer_group: Option<String>,
     worker_id: Option<String>,
     created_at: String,
     trace_names: Vec<String>,
     #[serde(flatten)]
-    of: Option<TraceOf>,
+    of: TraceOf,
 }
 
 /// The message that a trace is about, where the request does not say.
-#[derive(Serialize, ToSchema)]
+#[derive(Default, Serialize, ToSchema)]
 struct TraceOf {
-    transaction_id: String,
-    partition_id: Uuid,
-    queue_name: String,
-    partition_name: String,
-    #[schema(value_type = Option<Value>)]
-    message_payload: (),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transaction_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition_id: Option<Uuid>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition_name: Option<String>,
+    /// Always null: a trace does not keep the payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    message_payload: Option<()>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -180,7 +213,7 @@ struct TraceList {
 }
 
 impl TraceRow {
-    fn new(trace: Trace, of: Option<TraceOf>) -> Result<Self, Error> {
+    fn new(trace: Trace, of: TraceOf) -> Result<Self, Error> {
         let Trace { id, event_type, data, consumer_group, worker_id, created_at, trace_names } = trace;
         let data = RawValue::from_string(data).map_err(|error| Error::Corrupt(format!("trace {id}: {error}")))?;
         Ok(Self { id, event_type, data, consumer_group, worker_id, created_at, trace_names, of })
@@ -207,7 +240,7 @@ async fn of_message(
     let page = page(&params, OF_MESSAGE_DEFAULT)?;
     let conn = app.db.conn().await?;
     let (traces, total) = get_message_traces_v1(&conn, pid, transaction_id, page).await?;
-    TraceList::new(traces.into_iter().map(|trace| TraceRow::new(trace, None)), total, page)
+    TraceList::new(traces.into_iter().map(|trace| TraceRow::new(trace, TraceOf::default())), total, page)
 }
 
 /// Lists the traces that have a name, oldest first.
@@ -223,29 +256,47 @@ async fn by_name(
     let (traces, total) = get_traces_by_name_v1(&conn, name, page, DEFAULT_TENANT).await?;
     let rows = traces.into_iter().map(|named| {
         let NamedTrace { trace, transaction_id, partition_id, queue_name, partition_name } = named;
-        let of = TraceOf { transaction_id, partition_id, queue_name, partition_name, message_payload: () };
-        TraceRow::new(trace, Some(of))
+        let of = TraceOf {
+            transaction_id: Some(transaction_id),
+            partition_id: Some(partition_id),
+            queue_name: Some(queue_name),
+            partition_name: Some(partition_name),
+            message_payload: Some(()),
+        };
+        TraceRow::new(trace, of)
     });
     TraceList::new(rows, total, page)
 }
 
+/// Names of traces.
+#[derive(Serialize, ToSchema)]
+struct TraceNames {
+    trace_names: Vec<TraceName>,
+    /// On all pages.
+    total: i64,
+    pagination: Pagination,
+}
+
+#[derive(Serialize, ToSchema)]
+struct TraceName {
+    trace_name: String,
+    trace_count: i64,
+    message_count: i64,
+    last_seen: String,
+}
+
 /// Lists the names of traces, last used first.
-#[utoipa::path(get, path = "/api/v1/traces/names", params(NamesQuery), responses((status = 200, body = Value)))]
-async fn names(State(app): State<Arc<App>>, params: Params) -> Result<Json<Value>, Error> {
+#[utoipa::path(get, path = "/api/v1/traces/names", params(NamesQuery), responses((status = 200, body = TraceNames)))]
+async fn names(State(app): State<Arc<App>>, params: Params) -> Result<Json<TraceNames>, Error> {
     let page = page(&params, NAMES_DEFAULT)?;
     let conn = app.db.conn().await?;
     let (names, total) = get_trace_names_v1(&conn, page).await?;
-    let rows: Vec<Value> = names
-        .into_iter()
-        .map(|name| {
-            json!({
-                "trace_name": name.trace_name, "trace_count": name.trace_count,
-                "message_count": name.message_count, "last_seen": name.last_seen,
-            })
-        })
-        .collect();
-    Ok(Json(json!({
-        "trace_names": rows, "total": total,
-        "pagination": Pagination { limit: page.limit, offset: page.offset },
-    })))
+    let rows = names.into_iter().map(|name| TraceName {
+        trace_name: name.trace_name,
+        trace_count: name.trace_count,
+        message_count: name.message_count,
+        last_seen: name.last_seen,
+    });
+    let pagination = Pagination { limit: page.limit, offset: page.offset };
+    Ok(Json(TraceNames { trace_names: rows.collect(), total, pagination }))
 }

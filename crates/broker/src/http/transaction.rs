@@ -1,5 +1,6 @@
 //! Pushes and acknowledgements that happen together or not at all.
 
+mod described;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -40,16 +41,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// One element of a committed transaction's answer.
 #[derive(Serialize, ToSchema)]
-#[schema(as = Transacted)]
-#[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
+#[schema(as = TransactionResult)]
+#[serde(tag = "type", rename_all = "lowercase")]
 enum Outcome<'a> {
-    Ack {
-        index: usize,
-        success: bool,
-        transaction_id: &'a str,
-        error: Option<&'static str>,
-        dlq: bool,
-    },
+    #[serde(rename_all = "camelCase")]
+    Ack { index: usize, success: bool, transaction_id: &'a str, error: Option<&'static str>, dlq: bool },
+    #[serde(rename_all = "camelCase")]
     Push {
         index: usize,
         success: bool,
@@ -67,7 +64,10 @@ fn is_false(flag: &bool) -> bool {
 }
 
 /// Pushes and acknowledges, all or nothing.
-#[utoipa::path(post, path = "/api/v1/transaction", request_body = Value, responses((status = 200, body = Value)))]
+#[utoipa::path(
+    post, path = "/api/v1/transaction", request_body = described::Transaction,
+    responses((status = 200, body = described::Answer), (status = 400, body = described::Answer))
+)]
 async fn transaction(State(app): State<Arc<App>>, producer: Producer, body: RawBody) -> Response {
     let id = Uuid::now_v7();
     match carry_out(&app, &producer, body).await {

@@ -1,7 +1,8 @@
 //! What a queue's options amount to: the deletion rules in force, and combinations that look like mistakes.
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::error::Error;
 
@@ -19,6 +20,18 @@ pub(super) struct Effect {
     max_wait_time_seconds: i64,
     dedup_window_seconds: i64,
     encryption_enabled: bool,
+}
+
+/// The window of each rule in seconds, null for a rule that is off.
+#[derive(Serialize, ToSchema)]
+#[schema(as = RetentionInForce)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct InForce {
+    retention_seconds: Option<i64>,
+    completed_retention_seconds: Option<i64>,
+    max_wait_time_seconds: Option<i64>,
+    /// How long transaction ids are known.
+    sidecar_seconds: i64,
 }
 
 impl Effect {
@@ -45,14 +58,13 @@ impl Effect {
         self.dedup_window_seconds.max(self.completed_retention_seconds).max(SIDECAR_SECONDS_MIN)
     }
 
-    /// The window of each rule in seconds, `null` for a rule that is off.
-    pub(super) fn in_force(&self) -> Value {
-        json!({
-            "retentionSeconds": self.retention(),
-            "completedRetentionSeconds": self.completed_retention(),
-            "maxWaitTimeSeconds": self.max_wait(),
-            "sidecarSeconds": self.sidecar(),
-        })
+    pub(super) fn in_force(&self) -> InForce {
+        InForce {
+            retention_seconds: self.retention(),
+            completed_retention_seconds: self.completed_retention(),
+            max_wait_time_seconds: self.max_wait(),
+            sidecar_seconds: self.sidecar(),
+        }
     }
 
     pub(super) fn warnings(&self, cleanup_seconds: Option<i64>, has_key: bool) -> Vec<String> {

@@ -3,8 +3,12 @@
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
+use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::error::Error;
+use crate::id::NAME_CHARS_MAX;
 
 /// What a value must be.
 enum Kind {
@@ -40,6 +44,32 @@ const OPTIONS: &[(&str, Kind)] = &[
     ("dedupWindowSeconds", Kind::Whole(0..=INT_MAX)),
 ];
 
+/// The body of a configure, as the document shows it.
+pub(super) enum Body {}
+
+impl ToSchema for Body {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Configure".into()
+    }
+}
+
+impl PartialSchema for Body {
+    fn schema() -> RefOr<Schema> {
+        let name = || ObjectBuilder::new().schema_type(Type::String).max_length(Some(NAME_CHARS_MAX));
+        let optional = |name: ObjectBuilder| name.schema_type(SchemaType::from_iter([Type::String, Type::Null]));
+        let modes = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["replace", "merge"]));
+        let options = OPTIONS.iter().fold(ObjectBuilder::new(), |all, (name, kind)| all.property(*name, kind.schema()));
+        ObjectBuilder::new()
+            .property("queue", name().min_length(Some(1)))
+            .property("namespace", optional(name()))
+            .property("task", optional(name()))
+            .property("mode", modes.default(Some("replace".into())))
+            .property("options", options.description(Some("Each may also stand at the top level.")))
+            .required("queue")
+            .into()
+    }
+}
+
 /// The known options of a request, from its `options` and from its top level.
 ///
 /// # Errors
@@ -64,6 +94,20 @@ pub(super) fn read(body: &Map<String, Value>) -> Result<Map<String, Value>, Erro
 }
 
 impl Kind {
+    /// Null stands for the default.
+    fn schema(&self) -> ObjectBuilder {
+        let nullable = |kind: Type| ObjectBuilder::new().schema_type(SchemaType::from_iter([kind, Type::Null]));
+        match self {
+            Self::Whole(range) => nullable(Type::Integer).minimum(Some(*range.start())).maximum(Some(*range.end())),
+            Self::Clamped(range) => nullable(Type::Integer).description(Some(format!(
+                "Moved into the range from {} to {}.",
+                range.start(),
+                range.end()
+            ))),
+            Self::Switch => nullable(Type::Boolean),
+        }
+    }
+
     /// The value to store. `null` stands for the default and passes.
     fn checked(&self, name: &'static str, value: &Value) -> Result<Value, Error> {
         match (self, value) {

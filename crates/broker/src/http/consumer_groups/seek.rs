@@ -7,7 +7,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::super::App;
 use super::super::body::RawBody;
@@ -21,6 +23,17 @@ use crate::id::{DEFAULT_TENANT, checked_name};
 
 /// Partitions of one step: one transaction, which retention and cleanup of these partitions wait for.
 const SEEK_ROWS_MAX: i32 = 500;
+
+/// Where to: to the tail, or to a time.
+#[derive(ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "`Target::read` reads its fields by hand, since they exclude each other")]
+struct SeekTo {
+    to_end: Option<bool>,
+    /// Before the first segment that was created then or later. Not together with `toEnd`.
+    #[schema(format = DateTime)]
+    timestamp: Option<String>,
+}
 
 /// Where to.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,8 +80,8 @@ fn neither() -> Response {
 
 /// Sets the cursors of a group in a queue to the tail or to a time.
 #[utoipa::path(
-    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/seek", request_body = Value,
-    responses((status = 200, body = Value), (status = 404))
+    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/seek", request_body = SeekTo,
+    responses((status = 200, body = Sought<'_>), (status = 404))
 )]
 pub(super) async fn in_queue(
     State(app): State<Arc<App>>, Segments((group, queue)): Segments<(String, String)>, body: RawBody,
@@ -81,7 +94,7 @@ pub(super) async fn in_queue(
     if moved.partitions == 0 {
         return Err(Error::NotFound("Queue not found or has no partitions".to_owned()));
     }
-    Ok(Json(moved.answer(group, queue, &target)).into_response())
+    Ok(Json(moved.answer(group, queue, None, &target)).into_response())
 }
 
 /// Sets the cursor of a group in one partition to the tail or to a time.
@@ -89,7 +102,7 @@ pub(super) async fn in_queue(
 /// Without a body it is the tail.
 #[utoipa::path(
     post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-    request_body = Option<Value>, responses((status = 200, body = Value), (status = 404))
+    request_body = Option<SeekTo>, responses((status = 200, body = Sought<'_>), (status = 404))
 )]
 pub(super) async fn in_partition(
     State(app): State<Arc<App>>, Segments((group, queue, partition)): Segments<(String, String, String)>, body: RawBody,
@@ -103,10 +116,7 @@ pub(super) async fn in_partition(
     if moved.partitions == 0 {
         return Err(Error::NotFound("Partition not found".to_owned()));
     }
-    let mut answer = moved.answer(group, queue, &target);
-    answer["partitionName"] = partition.into();
-    answer["updated"] = true.into();
-    Ok(Json(answer).into_response())
+    Ok(Json(moved.answer(group, queue, Some(partition), &target)).into_response())
 }
 
 #[derive(Default)]
@@ -116,19 +126,44 @@ struct Moved {
     clamped_to_end: i64,
 }
 
+/// Where the cursors stand.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Sought<'a> {
+    success: bool,
+    consumer_group: &'a str,
+    queue_name: &'a str,
+    /// Where it was asked for one partition; then `updated` is there too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition_name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    updated: Option<bool>,
+    seek_to_end: bool,
+    target_timestamp: Option<&'a str>,
+    partitions_updated: i64,
+    /// Whether any partition has no message on one side of the time.
+    clamped: bool,
+    clamped_to_start: i64,
+    clamped_to_end: i64,
+}
+
 impl Moved {
-    fn answer(&self, group: &str, queue: &str, target: &Target) -> Value {
-        json!({
-            "success": true,
-            "consumerGroup": group,
-            "queueName": queue,
-            "seekToEnd": *target == Target::End,
-            "targetTimestamp": target.text(),
-            "partitionsUpdated": self.partitions,
-            "clamped": 0 < self.clamped_to_start + self.clamped_to_end,
-            "clampedToStart": self.clamped_to_start,
-            "clampedToEnd": self.clamped_to_end,
-        })
+    fn answer<'a>(
+        &self, consumer_group: &'a str, queue_name: &'a str, partition_name: Option<&'a str>, target: &'a Target,
+    ) -> Sought<'a> {
+        Sought {
+            success: true,
+            consumer_group,
+            queue_name,
+            partition_name,
+            updated: partition_name.map(|_| true),
+            seek_to_end: *target == Target::End,
+            target_timestamp: target.text(),
+            partitions_updated: self.partitions,
+            clamped: 0 < self.clamped_to_start + self.clamped_to_end,
+            clamped_to_start: self.clamped_to_start,
+            clamped_to_end: self.clamped_to_end,
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -79,12 +79,42 @@ struct Selection {
     limit: i32,
 }
 
+/// What was replayed.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Replayed {
+    success: bool,
+    /// How many are meant, at most the limit.
+    matched: i64,
+    replayed: usize,
+    /// Fewer where several groups had given up the same message.
+    messages: usize,
+    /// Those whose payload was lost before they were filed.
+    without_payload: i64,
+    /// Left for the same request again.
+    remaining: i64,
+}
+
+/// What was deleted.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLettersDeleted)]
+pub(super) struct Deleted {
+    success: bool,
+    /// How many are meant, at most the limit.
+    matched: i64,
+    deleted: i64,
+    /// Left for the same request again.
+    remaining: i64,
+}
+
 /// Pushes dead letters again and deletes them.
 #[utoipa::path(
     post, path = "/api/v1/dlq/replay", params(BulkQuery), request_body = Option<Wire>,
-    responses((status = 200, body = Value))
+    responses((status = 200, body = Replayed), (status = 409))
 )]
-pub(super) async fn replay(State(app): State<Arc<App>>, params: Params, body: RawBody) -> Result<Json<Value>, Error> {
+pub(super) async fn replay(
+    State(app): State<Arc<App>>, params: Params, body: RawBody,
+) -> Result<Json<Replayed>, Error> {
     let selection = Selection::parse(&params, &body)?;
     let conn = app.db.conn().await?;
     let started = Instant::now();
@@ -97,22 +127,22 @@ pub(super) async fn replay(State(app): State<Arc<App>>, params: Params, body: Ra
         letters += step.letters;
         messages += step.messages.len();
     }
-    Ok(Json(json!({
-        "success": true,
-        "matched": matched,
-        "replayed": letters,
-        "messages": messages,
-        "withoutPayload": lost,
-        "remaining": remaining(matched - lost, done),
-    })))
+    Ok(Json(Replayed {
+        success: true,
+        matched,
+        replayed: letters,
+        messages,
+        without_payload: lost,
+        remaining: remaining(matched - lost, done),
+    }))
 }
 
 /// Deletes dead letters for good.
 #[utoipa::path(
     delete, path = "/api/v1/dlq", params(BulkQuery), request_body = Option<Wire>,
-    responses((status = 200, body = Value))
+    responses((status = 200, body = Deleted))
 )]
-pub(super) async fn delete(State(app): State<Arc<App>>, params: Params, body: RawBody) -> Result<Json<Value>, Error> {
+pub(super) async fn delete(State(app): State<Arc<App>>, params: Params, body: RawBody) -> Result<Json<Deleted>, Error> {
     let selection = Selection::parse(&params, &body)?;
     let conn = app.db.conn().await?;
     let started = Instant::now();
@@ -125,12 +155,7 @@ pub(super) async fn delete(State(app): State<Arc<App>>, params: Params, body: Ra
         deleted += retried(|| log_dlq_delete_v1(&conn, step)).await?;
         done += step.len();
     }
-    Ok(Json(json!({
-        "success": true,
-        "matched": matched,
-        "deleted": deleted,
-        "remaining": remaining(matched, done),
-    })))
+    Ok(Json(Deleted { success: true, matched, deleted: deleted.into(), remaining: remaining(matched, done) }))
 }
 
 fn remaining(of: i64, done: usize) -> i64 {

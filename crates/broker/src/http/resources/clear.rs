@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::super::App;
 use super::super::openapi::query::query;
@@ -34,30 +35,44 @@ query!(ClearQuery:
     name("partition", "Only of this partition."),
 );
 
+/// What was cleared.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Cleared)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Answer {
+    success: bool,
+    queue: String,
+    partition: Option<String>,
+    partitions_cleared: i64,
+    messages_deleted: i64,
+    segments_deleted: i64,
+    cursors_moved: i64,
+}
+
 /// Deletes the messages of a queue, for every group.
 ///
 /// What was pushed before the clearing came to its partition is deleted, for every group. Each step is a transaction
 /// of one partition: when one fails, those before it stay done, and the same request again does the rest.
 #[utoipa::path(
     delete, path = "/api/v1/queues/{queue}/clear", params(ClearQuery),
-    responses((status = 200, body = Value), (status = 404))
+    responses((status = 200, body = Answer), (status = 404))
 )]
 pub(super) async fn clear(
     State(app): State<Arc<App>>, Segments(queue): Segments<String>, params: Params,
-) -> Result<Json<Value>, Error> {
-    let queue = checked_name("queue", &queue)?;
+) -> Result<Json<Answer>, Error> {
+    checked_name("queue", &queue)?;
     let partition = params.name("partition")?;
-    let id = queue_id(&app.db.conn().await?, queue, DEFAULT_TENANT).await?.ok_or_else(no_such_queue)?;
+    let id = queue_id(&app.db.conn().await?, &queue, DEFAULT_TENANT).await?.ok_or_else(no_such_queue)?;
     let cleared = clear_all(&app.db, id, partition).await?;
-    Ok(Json(json!({
-        "success": true,
-        "queue": queue,
-        "partition": partition,
-        "partitionsCleared": cleared.partitions,
-        "messagesDeleted": cleared.messages,
-        "segmentsDeleted": cleared.segments,
-        "cursorsMoved": cleared.cursors,
-    })))
+    Ok(Json(Answer {
+        success: true,
+        queue,
+        partition: partition.map(str::to_owned),
+        partitions_cleared: cleared.partitions,
+        messages_deleted: cleared.messages,
+        segments_deleted: cleared.segments,
+        cursors_moved: cleared.cursors,
+    }))
 }
 
 async fn clear_all(db: &Db, queue_id: QueueId, partition: Option<&str>) -> Result<Cleared, Error> {
