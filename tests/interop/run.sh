@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Holds a server that it starts itself, on its embedded PostgreSQL, against the published Python client.
 #
-#   tests/interop/run.sh [path of the ebbtide binary]
+#   tests/interop/run.sh [path of the ebbtide binary [open | tokens | fuzz]]
 #
 # With TEST_DATABASE_URL set and INTEROP_EXTERNAL=1, the server uses that database instead.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 ebbtide=${1:-$root/target/debug/ebbtide}
+only=${2:-}
 venv=${INTEROP_VENV:-$root/target/interop-venv}
 start_seconds_max=60
 stop_seconds_max=30
@@ -80,9 +81,28 @@ checks() {
     INTEROP_SECRET=$secret timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1"
 }
 
+# fuzz: what the document allows and forbids, against the server.
+fuzz() {
+  PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_WORK=$work \
+    timeout --kill-after=5 300 "$venv/bin/python" "$here/fuzz.py"
+}
+
+# part NAME: whether this run is to hold that part.
+part() { [ -z "$only" ] || [ "$only" = "$1" ]; }
+
 secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
-start
-checks open
-stop
-start JWT_ENABLED=true JWT_SECRET="$secret" QUEEN_ENCRYPTION_KEY="$secret"
-checks tokens
+if part open; then
+  start
+  checks open
+  stop
+fi
+if part tokens; then
+  start JWT_ENABLED=true JWT_SECRET="$secret" QUEEN_ENCRYPTION_KEY="$secret"
+  checks tokens
+  stop
+fi
+if part fuzz; then
+  start QUEEN_ENCRYPTION_KEY="$secret"
+  fuzz
+  stop
+fi
