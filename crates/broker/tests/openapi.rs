@@ -137,3 +137,79 @@ async fn each_route_says_which_token_it_needs() {
     assert!(roles("get /api/v1/dlq").ends_with("admin, read-write, read-only."));
     assert!(roles("delete /api/v1/resources/queues/{queue}").ends_with("needed: admin."));
 }
+
+/// The sections of the page about the wire: heading, and what stands under it.
+fn sections(page: &str) -> Vec<(&str, &str)> {
+    page.split("\n## ").map(|section| section.split_once('\n').unwrap_or((section, ""))).collect()
+}
+
+/// The routes that a text names, as `method path`: a method in capitals and a path after it.
+fn named_routes(text: &str) -> BTreeSet<String> {
+    let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || c == '`').filter(|w| !w.is_empty()).collect();
+    let named = words.windows(2).filter_map(|pair| {
+        let method = METHODS.iter().find(|method| method.to_uppercase() == pair[0])?;
+        let path = pair[1].split(['?', ',', ';', ')']).next()?.trim_end_matches(['.', ':']);
+        path.starts_with('/').then(|| format!("{method} {path}"))
+    });
+    named.collect()
+}
+
+/// The names of the query parameters, and of the fields of the body.
+fn inputs<'a>(document: &'a Value, operation: &'a Value) -> Vec<&'a str> {
+    let parameters = operation["parameters"].as_array().into_iter().flatten();
+    let mut names: Vec<&str> =
+        parameters.filter(|p| p["in"] == "query").map(|p| p["name"].as_str().expect("a name")).collect();
+    let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+    // An optional body is one of its type and null.
+    let body = if body["oneOf"].is_array() { &body["oneOf"][0] } else { body };
+    let reference = body["$ref"].as_str().and_then(|reference| document.pointer(reference.strip_prefix('#')?));
+    let fields = reference.unwrap_or(body)["properties"].as_object();
+    names.extend(fields.into_iter().flat_map(|fields| fields.keys().map(String::as_str)));
+    names
+}
+
+/// Whether a text names a parameter: by itself in code, or in a query string.
+fn names_parameter(text: &str, name: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(name).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + name.len()..]);
+        let is_whole = !before.ends_with(is_part) && !after.starts_with(is_part);
+        is_whole && (before.ends_with(['`', '?', '&', '"']) || after.starts_with('='))
+    })
+}
+
+#[tokio::test]
+async fn the_page_about_the_wire_names_each_route_and_parameter() {
+    let broker = Broker::start().await;
+    let document = document(&broker).await;
+    let page = include_str!("../../../docs/http.md");
+    let mut wrong = Vec::new();
+    let mut known = BTreeSet::new();
+    for (route, operation) in operations(&document) {
+        let told: Vec<&str> = sections(page)
+            .into_iter()
+            .filter(|(heading, text)| named_routes(heading).contains(&route) || named_routes(text).contains(&route))
+            .map(|(_, text)| text)
+            .collect();
+        if told.is_empty() {
+            wrong.push(format!("{route} is not on the page"));
+        }
+        for name in inputs(&document, operation) {
+            if !told.is_empty() && !told.iter().any(|text| names_parameter(text, name)) {
+                wrong.push(format!("{route}: its section does not say what `{name}` is"));
+            }
+        }
+        known.insert(route);
+    }
+    wrong.extend(named_routes(page).difference(&known).map(|route| format!("{route} is on the page only")));
+    assert!(wrong.is_empty(), "docs/http.md and the document differ:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn routes_and_parameters_are_found_in_a_text() {
+    let text = "`GET /a/{b}?c=1`, or\n```text\nPOST   /d/e.\n```\ntakes `limit`, `unlimited`; the word offset. DELETE (not /x)";
+    let routes = ["get /a/{b}", "post /d/e"].map(str::to_owned);
+    assert_eq!(named_routes(text), BTreeSet::from(routes));
+    assert!(names_parameter(text, "c") && names_parameter(text, "limit"));
+    assert!(!names_parameter(text, "offset") && !names_parameter("`unlimited`", "limit"));
+}
