@@ -3,6 +3,7 @@
 mod bench;
 mod database;
 mod migrate;
+mod retention;
 mod serve;
 mod sweep;
 
@@ -31,6 +32,8 @@ enum Command {
     Migrate(Settings),
     /// Delete what is due, once, and say what went and what stayed.
     Sweep(sweep::Sweep),
+    /// Look at what deletion leaves.
+    Retention(retention::Retention),
     /// Measure a server against its database, and clean up.
     Bench(bench::Bench),
 }
@@ -41,6 +44,7 @@ impl Command {
             Self::Serve(settings) => settings.run(serve::run),
             Self::Migrate(settings) => settings.run(migrate::run),
             Self::Sweep(sweep) => sweep.run(),
+            Self::Retention(retention) => retention.run(),
             Self::Bench(bench) => bench.run(),
         }
     }

@@ -99,6 +99,15 @@ pub struct Retention {
     pub due_max: i32,
     /// Period of the walk over all stamps; `None` walks once after the start.
     pub safety_walk: Option<Duration>,
+    pub lock_hold: Duration,
+    /// Share of the time, above 0 and at most 1.
+    pub shared_duty: f64,
+    /// `None` where the log does not slow retention down.
+    pub wal_bytes_per_second: Option<u64>,
+    /// `None` where standbys do not slow retention down.
+    pub replication_lag_bytes: Option<u64>,
+    pub snapshot_age: Duration,
+    pub vacuum: bool,
     /// `None` when empty partitions are never deleted: the switch and the window are one value.
     pub partition_cleanup_days: Option<i32>,
     pub metrics_retention_days: i32,
@@ -192,6 +201,12 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         retained_bytes_interval_ms,
         retention_due_cap,
         retention_safety_walk_ms,
+        retention_lock_ms,
+        retention_duty,
+        retention_wal,
+        retention_replication_lag,
+        retention_snapshot_age,
+        retention_vacuum,
     } = given;
     for inert in [retention_parallelism, stats_interval_ms, retained_bytes_interval_ms] {
         inert.read(findings);
@@ -207,11 +222,22 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         interval_ms: retention_interval.read_u64(findings),
         rows_max,
         due_max,
+        lock_hold: Duration::from_millis(retention_lock_ms.read_u64(findings)),
+        shared_duty: f64::from(retention_duty.read_i32(findings)) / 100.0,
+        wal_bytes_per_second: mebibytes(retention_wal.read_u64(findings)),
+        replication_lag_bytes: mebibytes(retention_replication_lag.read_u64(findings)),
+        snapshot_age: Duration::from_secs(retention_snapshot_age.read_u64(findings)),
+        vacuum: retention_vacuum.read(findings),
         safety_walk: (0 < walk_ms).then(|| Duration::from_millis(walk_ms)),
         partition_cleanup_days: partition_cleanup_enabled.read(findings).then_some(cleanup_days),
         metrics_retention_days: metrics_retention_days.read_i32(findings),
         metrics_flush_ms: metrics_flush_ms.read_u64(findings),
     }
+}
+
+/// Bytes; `None` for zero, which switches its limit off.
+fn mebibytes(count: u64) -> Option<u64> {
+    (0 < count).then_some(count << 20)
 }
 
 fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) -> (Server, Log) {

@@ -15,6 +15,7 @@ pub mod pop;
 pub mod push;
 pub mod resources;
 pub mod retention;
+pub mod space;
 mod tls;
 pub mod traces;
 pub mod transaction;
@@ -83,8 +84,9 @@ pub struct Db {
     statement_timeout: Duration,
 }
 
-/// Connections that the pool leaves free for the leader gate, LISTEN, migrations and an operator.
-const CONNECTIONS_RESERVED: i64 = 5;
+/// Connections that the pool leaves free for the leader gate, its watch and its vacuum, LISTEN, migrations
+/// and an operator.
+const CONNECTIONS_RESERVED: i64 = 7;
 
 impl Db {
     /// A pool of at most `size` connections; fewer if the database has fewer to give, which is logged.

@@ -2,6 +2,8 @@
 
 mod cycle;
 mod memory;
+pub mod pacing;
+mod vacuum;
 
 use std::time::Duration;
 
@@ -9,14 +11,16 @@ use ebbtide_sweep::{AdvisoryGate, Every, GateError, LeaderGate, Led, LineLimit, 
 use metrics::{counter, gauge, histogram};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::config;
 use crate::db::Target;
 use crate::error::Error;
-use cycle::Slow;
+use cycle::{Leader, Slow};
 pub use cycle::{MetricsSummary, Swept, phase};
 use memory::Memory;
+use pacing::{Limits, Pacing, Watch};
+use vacuum::Vacuums;
 
 /// The session advisory lock that elects the leader, on every server of the database.
 pub const LOCK_ID: i64 = 737_001;
@@ -44,8 +48,34 @@ pub struct Settings {
     pub due_max: i32,
     /// From one walk over all stamps to the next; `None` walks once.
     pub walk_interval: Option<Duration>,
+    /// The longest that a step should hold a partition's lock: its batch is cut until it does not.
+    pub lock_hold: Duration,
+    /// The share of the time that steps may run while others use the database.
+    pub shared_duty: f64,
+    /// What else slows steps down.
+    pub limits: Limits,
+    /// Whether the leader vacuums what it emptied.
+    pub vacuum: bool,
     /// How long a step waits for a partition that somebody holds, before its turn passes to the next one.
     pub lock_wait: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(5),
+            rows_max: 1000,
+            cleanup_days: Some(30),
+            metrics_days: 90,
+            due_max: 5000,
+            walk_interval: Some(Duration::from_secs(86_400)),
+            lock_hold: Duration::from_millis(50),
+            shared_duty: 0.5,
+            limits: Limits::default(),
+            vacuum: true,
+            lock_wait: LOCK_WAIT,
+        }
+    }
 }
 
 impl From<&config::Retention> for Settings {
@@ -57,6 +87,14 @@ impl From<&config::Retention> for Settings {
             metrics_days: checked.metrics_retention_days,
             due_max: checked.due_max,
             walk_interval: checked.safety_walk,
+            lock_hold: checked.lock_hold,
+            shared_duty: checked.shared_duty,
+            limits: Limits {
+                wal_bytes_per_second: checked.wal_bytes_per_second,
+                replication_lag_bytes: checked.replication_lag_bytes,
+                snapshot_age: checked.snapshot_age,
+            },
+            vacuum: checked.vacuum,
             lock_wait: LOCK_WAIT,
         }
     }
@@ -91,18 +129,19 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
         cleanup_days = settings.cleanup_days,
         "started"
     );
+    let mut leader = Leader::new(&target, &settings);
+    let mut vacuums = Vacuums::new(target.clone());
     let mut gate = gate(target);
     let mut pace = Pace::new(settings.interval);
     let mut cleanup = Every::new(CLEANUP_INTERVAL);
     let mut walk = Every::new(settings.walk_interval.unwrap_or(Duration::MAX));
-    let mut memory = Memory::default();
     let mut told = Told::default();
     while let Some(started) = pace.next(&cancel).await {
         let slow = Slow { cleanup: cleanup.is_due(started), walk: true };
-        if walk.is_due(started) && memory.walk.position().is_none() {
-            memory.walk.start();
+        if walk.is_due(started) && leader.memory.walk.position().is_none() {
+            leader.memory.walk.start();
         }
-        let led = gate.as_leader(async |db| cycle::run(&db, &settings, &mut memory, slow, &cancel).await).await;
+        let led = gate.as_leader(async |db| cycle::run(&db, &settings, &mut leader, slow, &cancel).await).await;
         if let Ok(Led::Ran(swept)) = &led {
             if swept.report.phase(phase::CLEANUP).is_some() {
                 cleanup.restart(started);
@@ -113,10 +152,24 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
             if swept.is_full {
                 pace.hurry();
             }
+            if settings.vacuum && swept.report.anything_went() {
+                vacuums.start(leader.watch.is_horizon_held(), &cancel);
+            }
         }
         told.tell(&led);
-        if let Some(memory::Round { scanned, repaired }) = memory.walk.ended() {
+        if let Some(memory::Round { scanned, repaired }) = leader.memory.walk.ended() {
             told.tell_walk(scanned, repaired);
+        }
+    }
+    vacuums.finish().await;
+}
+
+impl Leader {
+    fn new(target: &Target, settings: &Settings) -> Self {
+        Self {
+            memory: Memory::default(),
+            pacing: Pacing::new(settings),
+            watch: Watch::new(target.clone(), settings.limits),
         }
     }
 }
@@ -126,11 +179,19 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
 /// # Errors
 /// If no leader could be elected. Failures of the cycle itself are in its report.
 pub async fn once(target: Target, settings: &Settings, cancel: &CancellationToken) -> Result<Led<Swept>, GateError> {
-    let mut gate = gate(target);
     // Whatever is due goes, in one plan: nobody comes to do the rest.
     let settings = Settings { due_max: config::DUE_MAX, ..settings.clone() };
     let slow = Slow { cleanup: true, walk: false };
-    gate.as_leader(async |db| cycle::run(&db, &settings, &mut Memory::default(), slow, cancel).await).await
+    let mut leader = Leader::new(&target, &settings);
+    let mut gate = gate(target.clone());
+    let led = gate.as_leader(async |db| cycle::run(&db, &settings, &mut leader, slow, cancel).await).await?;
+    if settings.vacuum && matches!(&led, Led::Ran(swept) if swept.report.anything_went()) {
+        // What the cycle deleted it deleted, whatever becomes of the vacuum.
+        if let Err(error) = vacuum::vacuum(&target, cancel).await {
+            warn!(target: "retention", %error, "vacuum failed; autovacuum will come by");
+        }
+    }
+    Ok(led)
 }
 
 fn gate(mut target: Target) -> AdvisoryGate {
@@ -228,7 +289,7 @@ fn full(error: &dyn std::error::Error) -> String {
 
 /// At info only when data went: an idle server stays silent, and so does one that only trims its metrics.
 fn log_swept(swept: &Swept) {
-    let Swept { report, queues, metrics, is_full: _, held: _, as_of: _ } = swept;
+    let Swept { report, queues, metrics, is_full: _, held: _, held_back: _, as_of: _ } = swept;
     let queues = queues.len();
     let segments_deleted = report.deleted(phase::RETENTION);
     let txns_purged = report.deleted(phase::TXNS);

@@ -23,9 +23,8 @@ fn sweep(log: &Log) -> JoinHandle<Swept> {
         rows_max: 10,
         cleanup_days: Some(30),
         metrics_days: 90,
-        due_max: 5000,
-        walk_interval: None,
         lock_wait: Duration::from_secs(60),
+        ..support::unpaced()
     };
     tokio::spawn(async move {
         match retention::once(target, &settings, &CancellationToken::new()).await {
@@ -265,9 +264,8 @@ async fn a_server_leads_again_after_its_session_was_ended() {
         rows_max: 10,
         cleanup_days: Some(30),
         metrics_days: 90,
-        due_max: 5000,
-        walk_interval: None,
         lock_wait: Duration::from_secs(60),
+        ..support::unpaced()
     };
     let task = tokio::spawn(retention::run(log.database.target.clone(), settings, cancel.clone()));
     terminate_parked(&log, "log_segments").await;

@@ -6,14 +6,8 @@ use std::process::Output;
 
 use serde_json::Value;
 use support::partition::Log;
+use support::url;
 use tokio::process::Command;
-
-/// The address of a test's database, for a program that is told by its environment.
-fn url(database: &str) -> String {
-    let cluster = std::env::var("TEST_DATABASE_URL").expect("names a scratch PostgreSQL");
-    let (address, _) = cluster.rsplit_once('/').expect("ends with a database");
-    format!("{address}/{database}")
-}
 
 async fn sweep(log: &Log, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ebbtide"))

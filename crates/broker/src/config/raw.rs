@@ -80,6 +80,19 @@ settings! {
     /// Period of the walk that checks when each partition comes due; 0 walks once after the start.
     retention_safety_walk_ms = "QUEEN_RETENTION_SAFETY_WALK_MS":
         Int { default: 86_400_000, min: 0, max: 31_536_000_000, unit: "ms" };
+    /// The longest that a retention step should hold a partition's lock; its batch is cut until it does not.
+    retention_lock_ms = "EBBTIDE_RETENTION_LOCK_MS": Int { default: 50, min: 1, max: 60_000, unit: "ms" };
+    /// Share of the time that retention steps may run while others use the database. Alone they take all of it.
+    retention_duty = "EBBTIDE_RETENTION_DUTY_PERCENT": Int { default: 50, min: 1, max: 100, unit: "%" };
+    /// Write-ahead log of all sessions together from which on retention slows down; 0 never.
+    retention_wal = "EBBTIDE_RETENTION_WAL_MB_PER_SECOND": Int { default: 256, min: 0, max: 1_000_000, unit: "MiB/s" };
+    /// Log that the slowest standby may be behind before retention slows down; 0 never.
+    retention_replication_lag = "EBBTIDE_RETENTION_REPLICATION_LAG_MB":
+        Int { default: 64, min: 0, max: 1_000_000, unit: "MiB" };
+    /// Age from which on a snapshot that keeps deleted rows on disk slows retention down.
+    retention_snapshot_age = "EBBTIDE_RETENTION_SNAPSHOT_SECONDS": Int { default: 60, min: 1, max: 86_400, unit: "s" };
+    /// Whether the leader vacuums the tables that it deleted from.
+    retention_vacuum = "EBBTIDE_RETENTION_VACUUM": Flag { default: true };
 }
 
 settings! {

@@ -234,7 +234,8 @@ pub async fn work_list(
     })
 }
 
-/// Readies the session for one cycle and returns the cycle's clock: `as_of`, or the database's now.
+/// Readies the session for one cycle. Returns the cycle's clock, which is `as_of` or the database's now, and the
+/// backend that serves the session.
 ///
 /// A step must not wait for ever for one partition that somebody holds, nor run for ever.
 ///
@@ -242,14 +243,16 @@ pub async fn work_list(
 /// Whatever the database answered.
 pub async fn open_cycle(
     db: &(impl Sql + Sync), as_of: Option<Timestamp>, lock_ms: u64, statement_ms: u64,
-) -> Result<Timestamp, Error> {
+) -> Result<(Timestamp, i32), Error> {
     // The session is retention's own. Whatever the statistics say, its statements are index probes.
     let query = "select coalesce($1, now()), set_config('lock_timeout', $2, false), \
                  set_config('statement_timeout', $3, false), set_config('enable_seqscan', 'off', false), \
-                 set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)";
+                 set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false), \
+                 pg_backend_pid()";
     let (lock_ms, statement_ms) = (lock_ms.to_string(), statement_ms.to_string());
     let params = [(&as_of as _, Type::TIMESTAMPTZ), (&lock_ms as _, Type::TEXT), (&statement_ms as _, Type::TEXT)];
-    Ok(db.row(query, &params).await?.get(0))
+    let row = db.row(query, &params).await?;
+    Ok((row.get(0), row.get(6)))
 }
 
 /// `queen.log_retention_step_v1`

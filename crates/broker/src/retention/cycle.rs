@@ -6,19 +6,23 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use ebbtide_sweep::{Drained, End, PhaseReport, Report, StepOutcome, drain};
+use ebbtide_sweep::{Drained, End, HeldBack, PhaseReport, Report, StepOutcome, drain};
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::Settings;
 use super::memory::{Memory, Walk};
+use super::pacing::{Kind, Pacing, Watch, count_held_back};
 use crate::db::due::{held, log_stamps_repair_v1, log_stamps_walk_v1};
 use crate::db::retention::{
     MetricsPurged, Work, WorkList, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
     log_partition_cleanup_step_v1, log_retention_step_v1, log_txns_purge_step_v1, open_cycle, purge_system_metrics,
     quiet, work_list,
 };
+use crate::db::space::flush_statistics;
 use crate::error::Error;
 use crate::id::{PartitionId, QueueId};
 
@@ -36,6 +40,8 @@ pub mod phase {
     pub const UNREAD: &str = "not read by every consumer group";
 }
 
+/// Partitions whose steps stand in line at the same time.
+const PIPELINE_MAX: usize = 8;
 /// Partitions whose stamps one cycle looks at while a walk is under way.
 const WALK_ROWS: i32 = 5000;
 /// Held partitions are counted up to here: a number for a graph is not worth reading more rows.
@@ -53,6 +59,8 @@ pub struct Swept {
     pub is_full: bool,
     /// Partitions in which rule 2 waits for a consumer group, if this cycle counted them.
     pub held: Option<u64>,
+    /// How long each reason kept steps from running.
+    pub held_back: HeldBack,
     pub metrics: MetricsSummary,
     /// The cycle's clock; `None` if the cycle did not get that far.
     pub as_of: Option<Timestamp>,
@@ -93,29 +101,40 @@ pub(super) struct Slow {
     pub(super) walk: bool,
 }
 
-/// Runs the phases on the leader's session, one step after the other.
+/// Runs the phases on the leader's session, where one step runs after the other, and watches meanwhile what they do
+/// to the database.
 ///
 /// A step that fails starves nothing: the first error of each phase is kept, and what follows goes on.
 /// Only a broken connection or a cancelled token ends the cycle.
 pub(super) async fn run(
-    db: &Client, settings: &Settings, memory: &mut Memory, slow: Slow, cancel: &CancellationToken,
+    db: &Client, settings: &Settings, leader: &mut Leader, slow: Slow, cancel: &CancellationToken,
 ) -> Swept {
     let mut swept = Swept {
         report: Report::start(),
         queues: HashSet::new(),
         is_full: false,
         held: None,
+        held_back: Vec::new(),
         metrics: MetricsSummary::default(),
         as_of: None,
     };
+    let Leader { memory, pacing, watch } = leader;
     let statement_wait = settings.interval.clamp(STATEMENT_WAIT_MIN, STATEMENT_WAIT_MAX);
     let statement_ms = u64::try_from(statement_wait.as_millis()).expect("at most 900 s");
     let lock_ms = u64::try_from(settings.lock_wait.as_millis()).expect("a few seconds");
     match open_cycle(db, None, lock_ms, statement_ms).await {
-        Ok(as_of) => {
-            let cycle = Cycle { db, settings, cancel, as_of };
-            if cycle.phases(memory, slow, &mut swept).await.is_continue() {
+        Ok((as_of, backend)) => {
+            let cycle = Cycle { db, settings, pacing, cancel, as_of };
+            let flow = tokio::select! {
+                flow = cycle.phases(memory, slow, &mut swept) => flow,
+                () = watch.run(&pacing.throttle, backend, cancel) => unreachable!("it watches until it is dropped"),
+            };
+            if flow.is_continue() {
                 swept.as_of = Some(as_of);
+            }
+            if swept.report.anything_went() && settings.vacuum {
+                // Late counts make a late vacuum, and nothing worse.
+                let _ = flush_statistics(db).await;
             }
         }
         Err(error) => {
@@ -124,12 +143,21 @@ pub(super) async fn run(
             swept.report.push(phase);
         }
     }
+    swept.held_back = count_held_back(&pacing.throttle);
     swept
+}
+
+/// What a leader carries from cycle to cycle.
+pub(super) struct Leader {
+    pub(super) memory: Memory,
+    pub(super) pacing: Pacing,
+    pub(super) watch: Watch,
 }
 
 struct Cycle<'a> {
     db: &'a Client,
     settings: &'a Settings,
+    pacing: &'a Pacing,
     cancel: &'a CancellationToken,
     as_of: Timestamp,
 }
@@ -204,33 +232,49 @@ impl Cycle<'_> {
     async fn retain(
         &self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>, queues: &mut HashSet<QueueId>,
     ) -> ControlFlow<()> {
-        for work in works.iter().filter(|work| work.rules_due) {
-            let Work { partition_id, all_cutoff: all, completed_cutoff: completed, .. } = *work;
-            if all.is_some() || completed.is_some() {
-                queues.insert(work.queue_id);
-            }
-            let step = || log_retention_step_v1(self.db, partition_id, all, completed, self.settings.rows_max);
-            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
-        }
-        ControlFlow::Continue(())
+        let due = || works.iter().filter(|work| work.rules_due);
+        let has_cutoff = |work: &&Work| work.all_cutoff.is_some() || work.completed_cutoff.is_some();
+        queues.extend(due().filter(has_cutoff).map(|work| work.queue_id));
+        let drains = due().map(|work| {
+            self.drain(Kind::Retention, work.partition_id, |rows| {
+                log_retention_step_v1(self.db, work.partition_id, work.all_cutoff, work.completed_cutoff, rows)
+            })
+        });
+        side_by_side(drains, memory, phase).await
     }
 
     /// Phase 2: the sidecars.
     async fn purge_txns(&self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
-        for &Work { partition_id, txns_cutoff, .. } in works.iter().filter(|work| work.txns_due) {
-            let step = || log_txns_purge_step_v1(self.db, partition_id, Some(txns_cutoff), self.settings.rows_max);
-            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
-        }
-        ControlFlow::Continue(())
+        let drains = works.iter().filter(|work| work.txns_due).map(|work| {
+            self.drain(Kind::Txns, work.partition_id, |rows| {
+                log_txns_purge_step_v1(self.db, work.partition_id, Some(work.txns_cutoff), rows)
+            })
+        });
+        side_by_side(drains, memory, phase).await
     }
 
     /// Phase 3: what has waited longer than its queue allows.
     async fn evict(&self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
-        for &Work { partition_id, max_wait_cutoff, .. } in works.iter().filter(|work| work.max_wait_due) {
-            let step = || log_evict_max_wait_step_v1(self.db, partition_id, max_wait_cutoff, self.settings.rows_max);
-            record(phase, memory, partition_id, drain(self.cancel, step).await)?;
+        let drains = works.iter().filter(|work| work.max_wait_due).map(|work| {
+            self.drain(Kind::Eviction, work.partition_id, |rows| {
+                log_evict_max_wait_step_v1(self.db, work.partition_id, work.max_wait_cutoff, rows)
+            })
+        });
+        side_by_side(drains, memory, phase).await
+    }
+
+    /// The steps of one partition, each when its time has come.
+    fn drain<'a, Fut>(
+        &'a self, kind: Kind, partition_id: PartitionId, step: impl Fn(i32) -> Fut + Send + Sync + 'a,
+    ) -> Draining<'a>
+    where
+        Fut: Future<Output = Result<StepOutcome, Error>> + Send + 'a,
+    {
+        async move {
+            let drained = drain(self.cancel, || self.pacing.step(kind, self.cancel, &step)).await;
+            (partition_id, drained)
         }
-        ControlFlow::Continue(())
+        .boxed()
     }
 
     /// How many partitions rule 2 keeps although they are old enough.
@@ -274,8 +318,8 @@ impl Cycle<'_> {
             Ok(cutoff) => cutoff,
             Err(error) => return fail(phase, error),
         };
-        let step = || log_partition_cleanup_step_v1(self.db, Some(cutoff), self.settings.rows_max);
-        let drained = drain(self.cancel, step).await;
+        let step = |rows| log_partition_cleanup_step_v1(self.db, Some(cutoff), rows);
+        let drained = drain(self.cancel, || self.pacing.step(Kind::Cleanup, self.cancel, step)).await;
         let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
         phase.record(drained);
         if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -294,6 +338,28 @@ impl Cycle<'_> {
         let system = drained.deleted;
         phase.record(drained);
         MetricsSummary { system, ..summary.into_inner().expect("no holder panics") }
+    }
+}
+
+type Draining<'a> = BoxFuture<'a, (PartitionId, Drained<Error>)>;
+
+/// Runs drains of several partitions side by side: the steps stand in line in the database, which runs one after the
+/// other, so that none waits for the network and no two locks are ever held.
+async fn side_by_side<'a>(
+    mut drains: impl Iterator<Item = Draining<'a>>, memory: &mut Memory, phase: &mut PhaseReport<Error>,
+) -> ControlFlow<()> {
+    let mut running = FuturesUnordered::new();
+    let mut flow = ControlFlow::Continue(());
+    loop {
+        while running.len() < PIPELINE_MAX && flow.is_continue() {
+            let Some(drain) = drains.next() else { break };
+            running.push(drain);
+        }
+        // Those that run are waited for whatever happened: a step must not be dropped while it is under way.
+        let Some((partition_id, drained)) = running.next().await else { return flow };
+        if record(phase, memory, partition_id, drained).is_break() {
+            flow = ControlFlow::Break(());
+        }
     }
 }
 

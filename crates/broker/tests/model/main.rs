@@ -199,9 +199,8 @@ impl Run {
             rows_max: ROWS_MAX,
             cleanup_days: Some(1),
             metrics_days: 36_500,
-            due_max: 5000,
-            walk_interval: None,
             lock_wait: std::time::Duration::from_secs(60),
+            ..support::unpaced()
         };
         let led = retention::once(self.broker.database.target.clone(), &settings, &CancellationToken::new()).await;
         let Ok(Led::Ran(swept)) = led else { panic!("nobody else leads: {led:?}") };

@@ -17,9 +17,8 @@ pub(crate) fn settings() -> Settings {
         rows_max: 10,
         cleanup_days: Some(30),
         metrics_days: 90,
-        due_max: 5000,
-        walk_interval: None,
         lock_wait: Duration::from_secs(60),
+        ..crate::support::unpaced()
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 use ebbtide::db::migrate::{fingerprint, migrate};
 use ebbtide::db::{Db, Statements, Target, TlsSettings};
 use ebbtide::http::{self, App, Settings};
+use ebbtide::retention;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_postgres::types::ToSql;
@@ -43,6 +44,24 @@ pub fn dead_target() -> Target {
     let mut config = tokio_postgres::Config::new();
     config.host("127.0.0.1").user("nobody");
     Target { config, tls: TlsSettings::unused() }
+}
+
+/// The address of a test's database, for a program that is told by its environment.
+pub fn url(database: &str) -> String {
+    let cluster = std::env::var("TEST_DATABASE_URL").expect("names a scratch PostgreSQL");
+    let (address, _) = cluster.rsplit_once('/').expect("ends with a database");
+    format!("{address}/{database}")
+}
+
+/// Settings of retention that let nothing slow it down, and leave no task behind.
+pub fn unpaced() -> retention::Settings {
+    retention::Settings {
+        lock_hold: Duration::from_secs(60),
+        shared_duty: 1.0,
+        limits: retention::pacing::Limits { snapshot_age: Duration::MAX, ..Default::default() },
+        vacuum: false,
+        ..Default::default()
+    }
 }
 
 /// A database that exists for one test.
