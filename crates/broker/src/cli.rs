@@ -2,6 +2,7 @@
 
 mod bench;
 mod database;
+mod files;
 mod migrate;
 mod retention;
 mod serve;

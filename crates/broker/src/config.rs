@@ -38,6 +38,9 @@ pub struct ConfigError(pub Vec<String>);
 pub struct Server {
     pub listen: SocketAddr,
     pub max_body_bytes: usize,
+    pub connections_max: usize,
+    pub idle_timeout: Duration,
+    pub bodies_bytes_max: usize,
     /// `None` when payloads are stored in clear.
     pub encryption_key: Option<Key>,
 }
@@ -245,6 +248,9 @@ fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) 
         port,
         bind_addr,
         max_body_bytes,
+        connections_max,
+        idle_timeout_ms,
+        bodies_bytes_max,
         rust_log,
         log_level,
         log_json,
@@ -277,6 +283,9 @@ fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) 
     let server = Server {
         listen: SocketAddr::new(ip, port.read(findings)),
         max_body_bytes: max_body_bytes.read_usize(findings),
+        connections_max: connections_max.read_usize(findings),
+        idle_timeout: Duration::from_millis(idle_timeout_ms.read_u64(findings)),
+        bodies_bytes_max: bodies_bytes_max.read_usize(findings),
         encryption_key,
     };
     let filter = rust_log.read_given().unwrap_or_else(|| log_level.read());

@@ -41,6 +41,9 @@ pub enum Error {
     /// More is waiting to be stored than there is room for; later there will be.
     #[error("too many messages are waiting to be stored")]
     Busy,
+    /// There is no room for the request at this moment; later there will be.
+    #[error("{0}")]
+    Overloaded(&'static str),
     /// No database connection could be had in time.
     #[error("pool")]
     Pool,
@@ -103,7 +106,7 @@ impl Error {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::KeysUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::KeysUnavailable | Self::Overloaded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,

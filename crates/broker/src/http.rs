@@ -3,7 +3,9 @@
 mod ack;
 mod auth;
 mod body;
+mod budget;
 mod configure;
+mod connections;
 mod consumer_groups;
 mod dead_letters;
 mod health;
@@ -31,7 +33,6 @@ use axum::extract::Request;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
@@ -46,6 +47,8 @@ use crate::error::Error;
 use crate::seal::{Sealer, Sealing};
 use crate::telemetry::Telemetry;
 use crate::wake::Wake;
+pub use budget::Budget;
+pub use connections::ConnectionLimits;
 pub use lease::Leases;
 
 /// What the edge needs to know; everything else it asks the database.
@@ -55,6 +58,9 @@ pub struct Settings {
     pub body_bytes_max: usize,
     /// How long a request body may stop coming; then it is answered 408.
     pub body_pause_max: Duration,
+    /// Memory for all request bodies together, but at least for one; where it is used up, large ones are answered 503.
+    pub bodies_bytes_max: usize,
+    pub connections: ConnectionLimits,
     /// How long a waiting pop waits when the request does not say.
     pub pop_timeout: Duration,
     /// Whether a consumer group that does not say starts at the tail (else at the oldest message).
@@ -87,6 +93,8 @@ impl Default for Settings {
         Self {
             body_bytes_max: 64 << 20,
             body_pause_max: Duration::from_secs(30),
+            bodies_bytes_max: 256 << 20,
+            connections: ConnectionLimits::default(),
             pop_timeout: Duration::from_secs(30),
             subscribe_to_new: true,
             pop_wait: PopWait {
@@ -116,6 +124,8 @@ pub struct App {
     pub sealing: Arc<Sealing>,
     /// `None` when requests need no token.
     pub auth: Option<Arc<Auth>>,
+    /// What is left for request bodies.
+    pub bodies: Budget,
 }
 
 impl App {
@@ -128,8 +138,9 @@ impl App {
             woken.pushed(name.queue(), name.partition());
         });
         let telemetry = Arc::new(Telemetry::new());
+        let bodies = Budget::new(settings.bodies_bytes_max.max(settings.body_bytes_max));
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
-        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing, auth })
+        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing, auth, bodies })
     }
 }
 
@@ -170,12 +181,7 @@ pub fn router(app: Arc<App>) -> Router {
 }
 
 /// Answers requests on `listener` until `stop` ends, then finishes those under way.
-///
-/// # Errors
-/// If the listener fails.
-pub async fn serve(
-    listener: TcpListener, app: Arc<App>, stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, app: Arc<App>, stop: impl Future<Output = ()> + Send + 'static) {
     let wake = app.wake.clone();
     let stop = async move {
         stop.await;
@@ -185,10 +191,9 @@ pub async fn serve(
     let upkeep = CancellationToken::new();
     tokio::spawn(metrics::keep_up(upkeep.clone()));
     let _ends_with_the_server = upkeep.drop_guard();
-    // Answers are written whole; waiting for more to send would only delay them.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    let limits = app.settings.connections;
     let service = tower::util::MapRequestLayer::new(one_leading_slash).layer(router(app));
-    axum::serve(listener, axum::ServiceExt::<Request>::into_make_service(service)).with_graceful_shutdown(stop).await
+    connections::answer(listener, service, limits, stop).await;
 }
 
 /// A base URL that ends in a slash makes paths that begin with two.
@@ -228,7 +233,8 @@ impl IntoResponse for Error {
 /// The answer to a request that failed as a whole.
 fn failed(error: &Error) -> Response {
     let status = error.status();
-    if status.is_server_error() && !matches!(error, Error::KeysUnavailable) {
+    // That there is no room, or no key, is counted and said where it happens.
+    if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
         metrics::failed(error);
     }
     let mut response = (status, axum::Json(serde_json::json!({"error": error.to_string()}))).into_response();

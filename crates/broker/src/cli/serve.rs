@@ -11,11 +11,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::database::{self, Opened};
+use super::files;
 use crate::bundle::Limits;
 use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
 use crate::db::Db;
 use crate::db::configure::encrypted_queues_v1;
-use crate::http::{self, App, PopWait, Settings};
+use crate::http::{self, App, ConnectionLimits, PopWait, Settings};
 use crate::retention;
 use crate::seal::Sealer;
 use crate::telemetry::{Flusher, Identity};
@@ -54,29 +55,24 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
     let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());
     say_ready(config, address, &opened.shown);
-    let served = serve_requests(listener, app, stop).await;
+    serve_requests(listener, app, stop).await;
     stop.cancel();
     if timeout(STEP_WAIT, sweeping).await.is_err() {
         warn!(target: "serve", "a deletion step was cut off that did not finish in time");
     }
     // Before the database goes; it bounds its own time.
-    flushing.await.context("the metrics flush panicked")?;
-    served
+    flushing.await.context("the metrics flush panicked")
 }
 
-async fn serve_requests(listener: TcpListener, app: Arc<App>, stop: &CancellationToken) -> anyhow::Result<()> {
+async fn serve_requests(listener: TcpListener, app: Arc<App>, stop: &CancellationToken) {
     let serving = http::serve(listener, app, stop.clone().cancelled_owned());
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
-        served = &mut serving => return served.context("the HTTP listener failed"),
+        () = &mut serving => return,
         () = stop.cancelled() => {}
     }
-    match timeout(REQUESTS_WAIT, serving).await {
-        Ok(served) => served.context("the HTTP listener failed"),
-        Err(_) => {
-            warn!(target: "serve", "requests were cut off that did not finish in time");
-            Ok(())
-        }
+    if timeout(REQUESTS_WAIT, serving).await.is_err() {
+        warn!(target: "serve", "requests were cut off that did not finish in time");
     }
 }
 
@@ -84,7 +80,9 @@ async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListene
     let Config { server, auth, log: _, database, retention, messaging } = config;
     database::prepare_schema(opened, database.apply_schema).await?;
     let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
-    let app = App::new(db, Settings { auth: auth.clone(), ..http_settings(server, messaging, retention) });
+    let mut settings = Settings { auth: auth.clone(), ..http_settings(server, messaging, retention) };
+    settings.connections.most = files::room_for(server.connections_max, db.status().max_size);
+    let app = App::new(db, settings);
     warn_about_clear_text(&app).await?;
     let listener = match TcpListener::bind(server.listen).await {
         Ok(listener) => listener,
@@ -114,6 +112,8 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
     let wait = messaging.pop_wait;
     Settings {
         body_bytes_max: server.max_body_bytes,
+        bodies_bytes_max: server.bodies_bytes_max,
+        connections: ConnectionLimits { idle_max: server.idle_timeout, ..ConnectionLimits::default() },
         pop_timeout: Duration::from_millis(messaging.pop_timeout_ms),
         subscribe_to_new: messaging.subscription_mode == SubscriptionMode::New,
         pop_wait: PopWait {

@@ -106,6 +106,13 @@ settings! {
     bind_addr = "QUEEN_BIND_ADDR": Text { default: "127.0.0.1", accepts: "an IP address, or localhost" };
     /// Largest request body; a larger one gets 413.
     max_body_bytes = "QUEEN_MAX_BODY_BYTES": Int { default: 67_108_864, min: 1024, max: 1_073_741_824, unit: "bytes" };
+    /// Connections at once; more wait until one ends. Capped by the files that the process may open, and the start says so.
+    connections_max = "EBBTIDE_CONNECTIONS_MAX": Int { default: 20_000, min: 1, max: 1_000_000, unit: "" };
+    /// How long a connection may stand still before its next request is there; then it is closed. Longer than clients
+    /// keep theirs.
+    idle_timeout_ms = "EBBTIDE_IDLE_TIMEOUT_MS": Int { default: 75_000, min: 1000, max: 3_600_000, unit: "ms" };
+    /// Memory for all request bodies together, but at least for one. Where it is used up, large ones get 503.
+    bodies_bytes_max = "EBBTIDE_BODIES_BYTES_MAX": Int { default: 268_435_456, min: 1_048_576, max: 1_099_511_627_776, unit: "bytes" };
     /// What to log, for example `info,retention=debug`. Wins over LOG_LEVEL.
     rust_log = "RUST_LOG": Text { default: "", accepts: "a level, or target=level pairs" };
     /// What to log when RUST_LOG is not set.

@@ -1,7 +1,6 @@
 //! Request bodies: bounded, read whole, parsed by content and never by their declared type.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
@@ -10,7 +9,8 @@ use http_body_util::BodyExt;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::{App, json};
+use super::budget::{Budget, Share};
+use super::{App, Settings, json};
 use crate::error::Error;
 
 /// Deepest nesting of JSON that is stored: what common parsers take.
@@ -23,14 +23,15 @@ impl FromRequest<Arc<App>> for RawBody {
     type Rejection = Error;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Error> {
-        let settings = &app.settings;
-        whole(request.into_body(), settings.body_bytes_max, settings.body_pause_max).await.map(Self)
+        whole(request.into_body(), &app.settings, &app.bodies).await.map(Self)
     }
 }
 
 /// Collected by hand: a body in a million small pieces must not cost more memory than its bytes, and one that
 /// stops coming must not be waited for.
-async fn whole(mut body: Body, bytes_max: usize, pause_max: Duration) -> Result<Bytes, Error> {
+async fn whole(mut body: Body, settings: &Settings, budget: &Budget) -> Result<Bytes, Error> {
+    let pause_max = settings.body_pause_max;
+    let mut share = Share::default();
     let mut read = Bytes::new();
     let mut joined = BytesMut::new();
     loop {
@@ -39,9 +40,11 @@ async fn whole(mut body: Body, bytes_max: usize, pause_max: Duration) -> Result<
         // Why it broke off is between the client and its connection; nobody may be left to be told.
         let frame = frame.map_err(|_| Error::BadBody("the request body broke off or is badly framed".to_owned()))?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes_max < read.len() + joined.len() + data.len() {
+        let bytes = read.len() + joined.len() + data.len();
+        if settings.body_bytes_max < bytes {
             return Err(Error::TooLarge("the request body is larger than QUEEN_MAX_BODY_BYTES".to_owned()));
         }
+        budget.grow(&mut share, bytes)?;
         if read.is_empty() && joined.is_empty() {
             read = data;
         } else {
@@ -49,7 +52,7 @@ async fn whole(mut body: Body, bytes_max: usize, pause_max: Duration) -> Result<
             joined.extend_from_slice(&data);
         }
     }
-    Ok(if joined.is_empty() { read } else { joined.freeze() })
+    Ok(share.of(if joined.is_empty() { read } else { joined.freeze() }))
 }
 
 impl RawBody {
