@@ -86,9 +86,9 @@ struct Message {
 #[utoipa::path(get, path = "/api/v1/dlq", params(ListQuery), responses((status = 200, body = Page)))]
 async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>, Error> {
     let filter = Filter {
-        queue: storable("queue", params.text("queue"))?,
-        group: storable("consumerGroup", params.text("consumerGroup"))?,
-        partition: storable("partition", params.text("partition"))?,
+        queue: params.name("queue")?,
+        group: params.name("consumerGroup")?,
+        partition: params.name("partition")?,
         from: params.text("from").map(|text| instant("from", text)).transpose()?,
         to: params.text("to").map(|text| instant("to", text)).transpose()?,
     };
@@ -103,14 +103,6 @@ async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>,
         tokio::task::spawn_blocking(move || page.into_iter().map(|letter| Message::new(letter, &sealer)).collect());
     let messages = messages.await.expect("opening does not panic and is not aborted");
     Ok(Json(Page { messages, pagination: Pagination { limit, offset }, total }))
-}
-
-/// A filter that PostgreSQL can compare with; no name has U+0000 in it.
-fn storable<'a>(field: &'static str, text: Option<&'a str>) -> Result<Option<&'a str>, Error> {
-    match text {
-        Some(text) if text.contains('\0') => Err(Error::invalid(field, "must not contain U+0000")),
-        text => Ok(text),
-    }
 }
 
 impl Message {
