@@ -3,6 +3,8 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::Broker;
@@ -212,4 +214,60 @@ fn routes_and_parameters_are_found_in_a_text() {
     assert_eq!(named_routes(text), BTreeSet::from(routes));
     assert!(names_parameter(text, "c") && names_parameter(text, "limit"));
     assert!(!names_parameter(text, "offset") && !names_parameter("`unlimited`", "limit"));
+}
+
+/// The names of query parameters that a source file reads: `params.flag("wait")`, `positive(params, "batch", …)`.
+fn parameters_read(source: &str) -> BTreeSet<&str> {
+    let source = source.split("#[cfg(test)]").next().expect("a first part");
+    let mut names = BTreeSet::new();
+    for (at, _) in source.match_indices("params") {
+        let rest = &source[at + "params".len()..];
+        let method = ["text", "flag", "integer", "name"]
+            .iter()
+            .find_map(|method| rest.trim_start().strip_prefix('.')?.strip_prefix(method)?.strip_prefix('('));
+        let argument = method.or_else(|| rest.strip_prefix(','));
+        let literal = argument.and_then(|argument| argument.trim_start().strip_prefix('"'));
+        names.extend(literal.and_then(|literal| literal.split('"').next()));
+    }
+    names
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_query_parameter_that_is_read_is_in_the_document() {
+    let broker = Broker::start().await;
+    let document = document(&broker).await;
+    let mut listed = BTreeSet::new();
+    for (_, operation) in operations(&document) {
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        listed.extend(parameters.filter_map(|parameter| parameter["name"].as_str()));
+    }
+    let mut files = Vec::new();
+    rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http"), &mut files);
+    let mut read = 0;
+    for file in files {
+        let source = fs::read_to_string(&file).expect("UTF-8");
+        let names = parameters_read(&source);
+        let unlisted: Vec<_> = names.difference(&listed).collect();
+        assert!(unlisted.is_empty(), "{}: not in a `query!`: {unlisted:?}", file.display());
+        read += names.len();
+    }
+    assert!(20 < read, "{read} are read");
+}
+
+#[test]
+fn parameters_that_are_read_are_found() {
+    let source = r#"params.flag("a")?; params
+        .integer("b", 0..=1); positive(params, "c", 7); checked(&params, "d"); other.text("e"); params.slice("f")"#;
+    assert_eq!(parameters_read(source), BTreeSet::from(["a", "b", "c", "d"]));
 }
