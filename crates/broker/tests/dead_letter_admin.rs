@@ -285,3 +285,30 @@ async fn replays_deletions_and_moves_never_deadlock() {
     let query = "select count(*) from queen.log_dlq where partition_id not in (select id from queen.log_partitions)";
     assert_eq!(broker.row(query, &[]).await.get::<_, i64>(0), 0, "no letter without its partition");
 }
+
+#[tokio::test]
+async fn a_list_leaves_out_payloads_beyond_its_memory() {
+    let broker = Broker::start().await;
+    let lane = Lane::empty(&broker, "p").await;
+    let large = format!("\"{}\"", "x".repeat(20 << 20));
+    for offset in 0..4 {
+        let payload = if offset == 1 { "1" } else { &large };
+        file(&lane, "g", offset, Some(payload), i32::try_from(offset).expect("few")).await;
+    }
+    file(&lane, "g", 4, None, -1).await;
+    let (status, body) = broker.get("/api/v1/dlq?queue=q").await;
+    assert_eq!(status, 200);
+    let messages = body["messages"].as_array().expect("messages");
+    let shown: Vec<(i64, bool, bool)> = messages
+        .iter()
+        .map(|message| {
+            let omitted = message["payloadOmitted"] == json!(true);
+            (message["offset"].as_i64().expect("a number"), !message["data"].is_null(), omitted)
+        })
+        .collect();
+    // Newest first: the second large one reaches the limit.
+    assert_eq!(shown, [(3, true, false), (2, true, false), (1, false, true), (0, false, true), (4, false, false)]);
+    assert_eq!(body["total"], json!(5));
+    let (_, rest) = broker.get("/api/v1/dlq?queue=q&offset=2").await;
+    assert_eq!(rest["messages"][0]["data"], json!(1));
+}

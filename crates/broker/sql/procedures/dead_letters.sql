@@ -97,16 +97,17 @@ $$;
 --
 -- Lock:   none.
 -- Result: a page of rows. total, on each row, counts all that the filters let through; a page beyond the end
---         is one row with a NULL id and that total.
+--         is one row with a NULL id and that total. payload is NULL where is_omitted says that those before it on the
+--         page have p_bytes or more.
 -- Why:    a filter that is NULL lets everything through. Both ends of the time span are inclusive. The id
 --         breaks ties, so that pages neither repeat nor skip a row.
 create or replace function queen.log_dlq_list_v1(
     p_queue text, p_group text, p_partition text, p_from timestamptz, p_to timestamptz, p_limit int, p_offset int,
-    p_tenant uuid default '00000000-0000-0000-0000-000000000001'
+    p_tenant uuid default '00000000-0000-0000-0000-000000000001', p_bytes bigint default null
 ) returns table (
     total bigint, id uuid, partition_id uuid, queue text, partition text, consumer_group text, "offset" bigint,
     message_id uuid, transaction_id text, payload text, error text, retry_count int, failed_at timestamptz,
-    trace_id uuid, producer text, is_encrypted boolean
+    trace_id uuid, producer text, is_encrypted boolean, is_omitted boolean
 ) language sql stable as $$
     with lanes as materialized (
         select p.id, p.name as partition, q.name as queue
@@ -119,11 +120,14 @@ create or replace function queen.log_dlq_list_v1(
         where (p_group is null or d.consumer_group = p_group)
             and (p_from is null or p_from <= d.failed_at) and (p_to is null or d.failed_at <= p_to)
     ), page as (
-        select * from letters l order by l.failed_at desc, l.id desc limit p_limit offset p_offset
+        select l.*, p_bytes <= coalesce(sum(octet_length(l.payload)) over (
+                order by l.failed_at desc, l.id desc rows between unbounded preceding and 1 preceding), 0) as is_beyond
+        from (select * from letters l order by l.failed_at desc, l.id desc limit p_limit offset p_offset) l
     )
     select n.total, page.id, page.partition_id, page.queue, page.partition, page.consumer_group, page."offset",
-        page.message_id, page.transaction_id, page.payload, page.error, page.retry_count, page.failed_at,
-        page.trace_id, page.producer, page.is_encrypted
+        page.message_id, page.transaction_id, case when page.is_beyond is not true then page.payload end, page.error,
+        page.retry_count, page.failed_at, page.trace_id, page.producer, page.is_encrypted,
+        coalesce(page.is_beyond and page.payload is not null, false)
     from (select count(*) as total from letters) n left join page on true
     order by page.failed_at desc, page.id desc
 $$;

@@ -120,6 +120,8 @@ pub struct Listed {
     pub trace_id: Option<Uuid>,
     pub producer: Option<String>,
     pub is_encrypted: bool,
+    /// The payload was left where it is, because those before it take all the memory that one answer may.
+    pub is_omitted: bool,
 }
 
 /// `queen.log_dlq_list_v1`: how many there are in all, and a page of them, newest first.
@@ -127,11 +129,12 @@ pub struct Listed {
 /// # Errors
 /// Whatever the database answers.
 pub async fn log_dlq_list_v1(
-    db: &impl Sql, filter: &Filter<'_>, limit: i32, offset: i32,
+    db: &impl Sql, filter: &Filter<'_>, limit: i32, offset: i32, bytes: i64,
 ) -> Result<(i64, Vec<Listed>), Error> {
     let query = "select total, id, partition_id, queue, partition, consumer_group, \"offset\", message_id,
-            transaction_id, payload, error, coalesce(retry_count, 0), failed_at, trace_id, producer, is_encrypted
-        from queen.log_dlq_list_v1($1, $2, $3, $4, $5, $6, $7)";
+            transaction_id, payload, error, coalesce(retry_count, 0), failed_at, trace_id, producer, is_encrypted,
+            is_omitted
+        from queen.log_dlq_list_v1($1, $2, $3, $4, $5, $6, $7, p_bytes => $8)";
     let rows = db
         .rows(
             query,
@@ -143,6 +146,7 @@ pub async fn log_dlq_list_v1(
                 (&filter.to, Type::TIMESTAMPTZ),
                 (&limit, Type::INT4),
                 (&offset, Type::INT4),
+                (&bytes, Type::INT8),
             ],
         )
         .await?;
@@ -167,6 +171,7 @@ pub async fn log_dlq_list_v1(
             trace_id: row.try_get(13)?,
             producer: row.try_get(14)?,
             is_encrypted: row.try_get(15)?,
+            is_omitted: row.try_get(16)?,
         });
     }
     Ok((total, page))

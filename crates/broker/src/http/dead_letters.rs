@@ -26,6 +26,8 @@ use crate::seal::Sealer;
 const LIMIT_DEFAULT: i64 = 100;
 const LIMIT_MAX: i64 = 1000;
 const OFFSET_MAX: i64 = i32::MAX as i64;
+/// Payloads of one answer, but for the one that reaches it.
+const PAYLOADS_BYTES_MAX: i64 = 32 << 20;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(list, bulk::delete)).routes(routes!(bulk::replay))
@@ -73,6 +75,9 @@ struct Message {
     retry_count: i32,
     #[schema(value_type = Option<serde_json::Value>)]
     data: Option<Box<RawValue>>,
+    /// There is a payload, but this answer had no room for it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    payload_omitted: bool,
     /// `data` is still encrypted, because it does not open here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     is_encrypted: bool,
@@ -96,7 +101,7 @@ async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Page>,
     let offset = params.integer("offset", 0..=OFFSET_MAX)?.unwrap_or(0);
     let conn = app.db.conn().await?;
     let within = |number: i64| i32::try_from(number).expect("the range was checked");
-    let (total, page) = log_dlq_list_v1(&conn, &filter, within(limit), within(offset)).await?;
+    let (total, page) = log_dlq_list_v1(&conn, &filter, within(limit), within(offset), PAYLOADS_BYTES_MAX).await?;
     drop(conn);
     let sealer = app.settings.sealer.clone();
     let messages =
@@ -122,6 +127,7 @@ impl Message {
             error_message: row.error,
             retry_count: row.retry_count,
             data: shown.map(|shown| shown.payload),
+            payload_omitted: row.is_omitted,
             is_encrypted,
             trace_id: row.trace_id,
             producer_sub: row.producer,
