@@ -8,7 +8,7 @@ use crate::support::Broker;
 /// Stands in a body where raw JSON goes that no value of the test's own language can be.
 const RAW: &str = "raw JSON";
 /// Levels of a body in which fields are looked for.
-const DEPTH_MAX: usize = 6;
+const DEPTH_MAX: usize = 8;
 
 /// What a body has to say anyway, so that nothing but the wrong field is wrong.
 const NEEDED: &[&str] = &["DELETE /api/v1/dlq", "POST /api/v1/dlq/replay"];
@@ -52,10 +52,14 @@ fn wrong(schema: &Value) -> Vec<String> {
 
 /// Each field of a body with each wrong value in it, the rest being right: the field's name, and the body.
 fn wrong_bodies(document: &Document, schema: &Value, depth: usize) -> Vec<(String, Value, String)> {
-    let schema = document.resolved(schema);
     if depth == DEPTH_MAX {
         return Vec::new();
     }
+    let choices = document.choices(schema);
+    if 1 < choices.len() {
+        return choices.into_iter().flat_map(|choice| wrong_bodies(document, choice, depth + 1)).collect();
+    }
+    let schema = document.resolved(schema);
     if kind(schema) == "array" {
         let inner = wrong_bodies(document, &schema["items"], depth + 1);
         return inner.into_iter().map(|(name, element, raw)| (name, json!([element]), raw)).collect();

@@ -104,3 +104,26 @@ async fn the_ends_of_a_range_are_within_it() {
         }
     }
 }
+
+/// Bodies whose fields are all optional, though one of them is needed.
+const ONE_OF_SEVERAL: &[(&str, &str)] = &[
+    ("POST /api/v1/consumer-groups/{group}/queues/{queue}/seek", r#"{"toEnd": true}"#),
+    ("POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek", r#"{"toEnd": true}"#),
+];
+
+/// Without this, a route that refuses everything would pass the other tests.
+#[tokio::test]
+async fn a_request_with_nothing_wrong_is_not_called_wrong() {
+    let broker = Broker::start().await;
+    let document = Document::of(&broker).await;
+    for operation in document.operations() {
+        let of = |list: &[(&str, &'static str)]| {
+            list.iter().find(|(route, _)| *route == operation.name()).map(|(_, it)| *it)
+        };
+        let path = format!("{}?{}", operation.path_with(None), of(NEEDED).unwrap_or_default());
+        let sample = operation.body().map(|schema| document.sample(schema).to_string());
+        let body = of(ONE_OF_SEVERAL).map(str::to_owned).or(sample);
+        let (status, answer) = operation.send(&broker, &path, body).await;
+        assert!(status != 400 && status < 500, "{}: {status} {answer}", operation.name());
+    }
+}

@@ -48,6 +48,18 @@ impl Document {
         }
     }
 
+    /// What the schema may be, one of them or several; null is not told apart.
+    pub(crate) fn choices<'a>(&'a self, schema: &'a Value) -> Vec<&'a Value> {
+        let schema = match schema["$ref"].as_str() {
+            Some(reference) => self.0.pointer(reference.trim_start_matches('#')).expect("leads somewhere"),
+            None => schema,
+        };
+        match schema["oneOf"].as_array() {
+            Some(choices) => choices.iter().filter(|choice| choice["type"] != "null").collect(),
+            None => vec![schema],
+        }
+    }
+
     /// A value that the schema allows: of an object what is required, of a list one element.
     pub(crate) fn sample(&self, schema: &Value) -> Value {
         let schema = self.resolved(schema);
