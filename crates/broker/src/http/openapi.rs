@@ -10,7 +10,7 @@ use bytes::Bytes;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, Content, InfoBuilder, OpenApi, Ref, RefOr, Required};
+use utoipa::openapi::{Components, Content, Header, InfoBuilder, OpenApi, Ref, RefOr, Required};
 use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,7 +24,10 @@ const WITH_TOKEN: [StatusCode; 3] = [StatusCode::UNAUTHORIZED, StatusCode::FORBI
 /// The error statuses that any route may answer.
 const ANYWHERE: [StatusCode; 2] = [StatusCode::BAD_REQUEST, StatusCode::INTERNAL_SERVER_ERROR];
 /// Those that any route with a body may answer.
-const WITH_BODY: [StatusCode; 2] = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
+const WITH_BODY: [StatusCode; 3] =
+    [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE, StatusCode::SERVICE_UNAVAILABLE];
+/// Those after which the same request may succeed; `Retry-After` says when.
+const PASSING: [StatusCode; 2] = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
 /// How the HTTP layer itself refuses, without a body, what is too long to be read.
 const TOO_LONG: [StatusCode; 2] = [StatusCode::URI_TOO_LONG, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE];
@@ -167,6 +170,11 @@ fn name_failures(operation: &mut Operation) {
         let status: StatusCode = status.parse().expect("handlers name whole statuses");
         if response.description.is_empty() {
             response.description = status.canonical_reason().unwrap_or_default().to_owned();
+        }
+        if PASSING.contains(&status) {
+            let mut seconds = Header::new(ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)));
+            seconds.description = Some("Seconds.".to_owned());
+            response.headers.insert("Retry-After".to_owned(), seconds.into());
         }
         let is_failure = status.is_client_error() || status.is_server_error();
         if is_failure && response.content.is_empty() && !TOO_LONG.contains(&status) {
