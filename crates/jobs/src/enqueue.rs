@@ -37,6 +37,15 @@ impl Enqueued {
     }
 }
 
+/// A transaction of the caller's own, in which jobs are enqueued: they are there once it commits.
+pub trait TxEnqueuer {
+    /// Enqueues one job, with every rule of deduplication.
+    fn enqueue_job(&self, job: &NewJob) -> impl Future<Output = Result<Enqueued, Error>>;
+
+    /// Enqueues all of the jobs, or none.
+    fn enqueue_jobs(&self, jobs: &[NewJob]) -> impl Future<Output = Result<Vec<Enqueued>, Error>>;
+}
+
 /// When a job is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
@@ -59,7 +68,7 @@ pub struct EnqueueOptions {
     timeout: Option<Duration>,
     tenant: String,
     metadata: BTreeMap<String, String>,
-    determinism: Determinism,
+    determinism: Option<Determinism>,
     unique_key: Option<String>,
     window: Option<Window>,
     takes_over: bool,
@@ -78,7 +87,7 @@ impl EnqueueOptions {
             timeout: None,
             tenant: String::new(),
             metadata: BTreeMap::new(),
-            determinism: Determinism::Explicit,
+            determinism: None,
             unique_key: None,
             window: None,
             takes_over: false,
@@ -142,7 +151,13 @@ impl EnqueueOptions {
 
     /// How strictly a replayed run is checked. Default: [`Determinism::Explicit`].
     pub fn determinism(mut self, determinism: Determinism) -> Self {
-        self.determinism = determinism;
+        self.determinism = Some(determinism);
+        self
+    }
+
+    /// The mode of jobs that name none.
+    pub(crate) fn or_determinism(mut self, determinism: Determinism) -> Self {
+        self.determinism.get_or_insert(determinism);
         self
     }
 
@@ -212,6 +227,11 @@ impl NewJob {
     /// [`Error::Invalid`] naming the option, [`Error::InvalidWindowedDedup`] for a window without key or length,
     /// [`Error::Json`] for arguments that are no JSON.
     pub fn new(job_type: &str, args: &impl Serialize, options: EnqueueOptions) -> Result<Self, Error> {
+        Self::of_json(job_type, serde_json::to_vec(args)?, options)
+    }
+
+    /// As [`NewJob::new`], of arguments that are JSON already. They are kept byte for byte.
+    pub(crate) fn of_json(job_type: &str, args: Vec<u8>, options: EnqueueOptions) -> Result<Self, Error> {
         let EnqueueOptions {
             queue,
             priority,
@@ -228,7 +248,6 @@ impl NewJob {
         } = options;
         let job_type = JobType::new(job_type)?;
         let queue = queue.map_or_else(|| Ok(QueueName::default_queue()), QueueName::new)?;
-        let args = serde_json::to_vec(args)?;
         if ARGS_BYTES_MAX < args.len() {
             return Err(Error::invalid("args", "are at most 1 MiB of JSON"));
         }
@@ -251,7 +270,7 @@ impl NewJob {
             timeout,
             tenant,
             metadata,
-            determinism,
+            determinism: determinism.unwrap_or(Determinism::Explicit),
             unique_key,
             scope,
             takes_over,

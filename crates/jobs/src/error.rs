@@ -93,6 +93,63 @@ pub enum Error {
     /// The workflow is deeper than an operation on all of it follows; nothing was changed.
     #[error("the workflow of job {0} is more than 256 levels deep")]
     SubtreeTooDeep(JobId),
+    /// No handler of this name is registered here; nothing was enqueued. A job for another program is enqueued with
+    /// [`remote`](crate::EnqueueBuilder::remote).
+    #[error("no handler is registered for type {0}")]
+    HandlerNotFound(String),
+    /// The name has a handler already, with other types.
+    #[error("type {0} is registered already")]
+    HandlerRegistered(String),
+    /// The arguments do not fit the handler that is registered here; nothing was enqueued.
+    #[error("the arguments do not fit the handler of type {job_type}: {reason}")]
+    JobArgsMismatch {
+        /// The type.
+        job_type: String,
+        /// What the handler could not read.
+        reason: String,
+    },
+    /// This worker runs already.
+    #[error("the worker runs already")]
+    WorkerAlreadyStarted,
+    /// A stored payload cannot be read: another key, or other types than it was written with.
+    #[error("a stored payload cannot be read: {0}")]
+    PayloadDecode(String),
+    /// A replayed run asked for another step than the one that is recorded.
+    #[error("{0}")]
+    Determinism(String),
+    /// A phase was saved twice in one run.
+    #[error("phase {0} was saved twice in one run")]
+    DuplicatePhaseName(String),
+    /// The recorded version of a change is outside of what the code can do.
+    #[error("change {change} is recorded as version {recorded}, which this code does not support")]
+    UnsupportedWorkflowVersion {
+        /// The change.
+        change: String,
+        /// The version that the run started with.
+        recorded: i32,
+    },
+    /// The job has not completed yet.
+    #[error("job {id} is {status} and has no result yet")]
+    NotCompleted {
+        /// The job.
+        id: JobId,
+        /// Its status.
+        status: JobStatus,
+    },
+    /// The job failed for good.
+    #[error("job {id} failed: {error}")]
+    Failed {
+        /// The job.
+        id: JobId,
+        /// Its last error.
+        error: String,
+    },
+    /// The job was cancelled.
+    #[error("job {0} was cancelled")]
+    Cancelled(JobId),
+    /// The job completed without a result.
+    #[error("job {0} has no result")]
+    NoResult(JobId),
     /// The database lost this transaction against another one, or was busy. Doing it again may succeed.
     #[error("the database was busy: {0}")]
     Busy(#[source] Box<dyn StdError + Send + Sync>),
@@ -125,6 +182,20 @@ impl Error {
         Self::Storage(error.into())
     }
 
+    /// Whether it will be the same however often the job runs again.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Invalid { .. }
+                | Self::Determinism(_)
+                | Self::DuplicatePhaseName(_)
+                | Self::UnsupportedWorkflowVersion { .. }
+                | Self::PayloadDecode(_)
+                | Self::HandlerNotFound(_)
+                | Self::Unsupported(_)
+        )
+    }
+
     /// Whether the same call may succeed when it is simply made again.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Busy(_))
@@ -151,6 +222,18 @@ impl Error {
             Self::JobHasChildren(_) => "job_has_children",
             Self::JobHasPendingParent(_) => "job_has_pending_parent",
             Self::SubtreeTooDeep(_) => "subtree_too_deep",
+            Self::HandlerNotFound(_) => "handler_not_found",
+            Self::HandlerRegistered(_) => "handler_registered",
+            Self::JobArgsMismatch { .. } => "job_args_mismatch",
+            Self::WorkerAlreadyStarted => "worker_already_started",
+            Self::PayloadDecode(_) => "payload_decode",
+            Self::Determinism(_) => "determinism",
+            Self::DuplicatePhaseName(_) => "duplicate_phase_name",
+            Self::UnsupportedWorkflowVersion { .. } => "unsupported_workflow_version",
+            Self::NotCompleted { .. } => "not_completed",
+            Self::Failed { .. } => "failed",
+            Self::Cancelled(_) => "cancelled",
+            Self::NoResult(_) => "no_result",
             Self::Busy(_) => "busy",
             Self::SchemaTooNew { .. } => "schema_too_new",
             Self::SchemaEdited(_) => "schema_edited",

@@ -13,8 +13,9 @@ use crate::job::{Claim, Job, JobId};
 use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
-    UniqueLockStore, WindowedEnqueue,
+    BatchCompletion, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, RetentionPlanStore,
+    RetentionStore, SignalRetentionStore, SignalStore, Storage, TimerStore, UniqueLockStore, WakeStore,
+    WindowedEnqueue,
 };
 
 /// A storage that passes every call and every capability on to another one.
@@ -153,5 +154,29 @@ impl Storage for Forwarding {
 
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         self.inner.windowed_enqueue()
+    }
+
+    fn checkpoints(&self) -> Option<&dyn CheckpointStore> {
+        self.inner.checkpoints()
+    }
+
+    fn signals(&self) -> Option<&dyn SignalStore> {
+        self.inner.signals()
+    }
+
+    fn timers(&self) -> Option<&dyn TimerStore> {
+        self.inner.timers()
+    }
+
+    fn ownership(&self) -> Option<&dyn OwnershipStore> {
+        self.inner.ownership()
+    }
+
+    fn leases(&self) -> Option<&dyn LeaseStore> {
+        self.inner.leases()
+    }
+
+    fn wake(&self) -> Option<&dyn WakeStore> {
+        self.inner.wake()
     }
 }

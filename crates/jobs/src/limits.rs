@@ -89,6 +89,19 @@ pub const FAN_OUT_STALE_AGE: Duration = MINUTE.saturating_mul(2);
 /// Time between two sweeps of expired concurrency slots: 1 hour.
 pub const SLOT_SWEEP_INTERVAL: Duration = HOUR;
 
+/// Time between two polls of an idle worker that is told of new jobs: 1 second.
+pub const POLL_INTERVAL_TOLD: Duration = Duration::from_secs(1);
+/// Default number of completions in one transaction.
+pub const COMPLETION_BATCH: u32 = 100;
+/// Largest number of completions in one transaction.
+pub const COMPLETION_BATCH_MAX: u32 = 4096;
+/// Longest time that a completion waits for others: 5 seconds.
+pub const COMPLETION_DELAY_MAX: Duration = Duration::from_secs(5);
+/// Waiting jobs that one look wakes at most in one transaction.
+pub const RECOVERY_BATCH: u32 = 1000;
+/// Longest time that a look at the storage's readiness waits: 5 seconds.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Default number of retries after the first run.
 pub const RETRIES: u32 = 2;
 /// Most retries after the first run; more is clamped.

@@ -120,6 +120,11 @@ impl Failure {
         Self { error: sanitize_error(error) }
     }
 
+    /// A text that is sanitised already, and perhaps encoded.
+    pub(crate) fn stored(error: String) -> Self {
+        Self { error }
+    }
+
     /// The text as it is stored.
     pub fn error(&self) -> &str {
         &self.error

@@ -1,11 +1,13 @@
 //! What a storage has to do, and what it may do besides.
 
+mod fleet;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod fragment;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migration;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+pub(crate) mod run;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -14,6 +16,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+pub use self::fleet::{LeaseStore, OwnershipStore, WakeStore};
+pub use self::run::{Checkpoint, CheckpointStore, Received, SignalStore, Slept, StoredError, TimerStore, Until, Woken};
 use crate::control::{DeadLetterFilter, PurgeStatus};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
@@ -219,6 +223,36 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Deduplication in a window of time.
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
+        None
+    }
+
+    /// Records of finished steps. Without it every attempt starts from nothing.
+    fn checkpoints(&self) -> Option<&dyn CheckpointStore> {
+        None
+    }
+
+    /// Signals to jobs.
+    fn signals(&self) -> Option<&dyn SignalStore> {
+        None
+    }
+
+    /// Waits for a time.
+    fn timers(&self) -> Option<&dyn TimerStore> {
+        None
+    }
+
+    /// Saying which claims were lost. Without it a cancelled run goes on until its heartbeat is refused.
+    fn ownership(&self) -> Option<&dyn OwnershipStore> {
+        None
+    }
+
+    /// Letting one worker do something for the fleet. Without it every worker does it.
+    fn leases(&self) -> Option<&dyn LeaseStore> {
+        None
+    }
+
+    /// Telling idle workers that there is work. Without it they poll.
+    fn wake(&self) -> Option<&dyn WakeStore> {
         None
     }
 }

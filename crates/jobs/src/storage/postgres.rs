@@ -1,14 +1,19 @@
 //! Jobs in PostgreSQL 15 and newer, in the schema `ebbtide_jobs`.
 
+mod checkpoints;
 mod claim;
 mod control;
 mod dead_letters;
 mod enqueue;
+mod fleet;
 mod migrate;
 mod retention;
 mod row;
 mod session;
+mod waits;
+mod wake;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,19 +22,23 @@ use jiff::Timestamp;
 use tokio_postgres::NoTls;
 use tokio_postgres::types::Type;
 
+pub use self::checkpoints::save_checkpoint_in;
 pub use self::enqueue::enqueue_in;
 pub use self::retention::RETENTION_CHOICE;
 use self::session::{Session, Sql as _};
+use self::wake::Wake;
 use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
-use crate::limits::{QueueName, check_text};
+use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
-    UniqueLockStore, WindowedEnqueue,
+    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, Received,
+    RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore, UniqueLockStore,
+    Until, WakeStore, WindowedEnqueue, Woken,
 };
+use crate::wake::Subscription;
 
 /// How long a caller waits for a connection of the pool before it gets an error.
 const POOL_WAIT: Duration = Duration::from_secs(30);
@@ -44,10 +53,11 @@ pub enum Statements {
 }
 
 /// Jobs in PostgreSQL. Cheap to clone: clones share the pool.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PostgresStorage {
     pool: Pool,
     statements: Statements,
+    wake: Arc<Wake>,
 }
 
 impl PostgresStorage {
@@ -61,6 +71,8 @@ impl PostgresStorage {
         if config.get_application_name().is_none() {
             config.application_name("ebbtide-jobs");
         }
+        let mut listen = config.clone();
+        listen.application_name("ebbtide-jobs-wake");
         let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
         let wait = Some(POOL_WAIT);
         let pool = Pool::builder(manager)
@@ -69,12 +81,14 @@ impl PostgresStorage {
             .timeouts(Timeouts { wait, create: wait, recycle: wait })
             .build()
             .map_err(Error::storage)?;
-        Ok(Self::from_pool(pool))
+        let wake = Arc::new(Wake::new(Some(listen)));
+        Ok(Self { pool, statements: Statements::Prepared, wake })
     }
 
-    /// Uses a pool that the program has already.
+    /// Uses a pool that the program has already. Workers of other processes are told of new jobs only with
+    /// [`PostgresStorage::direct`]; without it they find them by polling.
     pub fn from_pool(pool: Pool) -> Self {
-        Self { pool, statements: Statements::Prepared }
+        Self { pool, statements: Statements::Prepared, wake: Arc::new(Wake::new(None)) }
     }
 
     /// How statements are sent. Default: [`Statements::Prepared`].
@@ -82,6 +96,20 @@ impl PostgresStorage {
     pub fn statements(mut self, statements: Statements) -> Self {
         self.statements = statements;
         self
+    }
+
+    /// Where a session of its own can be had, for LISTEN and NOTIFY: the server itself and no pooler that shares
+    /// sessions between transactions. Default: the address of [`PostgresStorage::connect`]. No TLS.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if `url` is no PostgreSQL URL.
+    pub fn direct(mut self, url: &str) -> Result<Self, Error> {
+        let mut config: tokio_postgres::Config = url.parse().map_err(Error::storage)?;
+        if config.get_application_name().is_none() {
+            config.application_name("ebbtide-jobs-wake");
+        }
+        self.wake = Arc::new(Wake::new(Some(config)));
+        Ok(self)
     }
 
     async fn session(&self) -> Result<Session, Error> {
@@ -223,6 +251,30 @@ impl Storage for PostgresStorage {
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         Some(self)
     }
+
+    fn checkpoints(&self) -> Option<&dyn CheckpointStore> {
+        Some(self)
+    }
+
+    fn signals(&self) -> Option<&dyn SignalStore> {
+        Some(self)
+    }
+
+    fn timers(&self) -> Option<&dyn TimerStore> {
+        Some(self)
+    }
+
+    fn ownership(&self) -> Option<&dyn OwnershipStore> {
+        Some(self)
+    }
+
+    fn leases(&self) -> Option<&dyn LeaseStore> {
+        Some(self)
+    }
+
+    fn wake(&self) -> Option<&dyn WakeStore> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -236,5 +288,88 @@ impl WindowedEnqueue for PostgresStorage {
 impl BatchCompletion for PostgresStorage {
     async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error> {
         claim::complete(&self.session().await?, completions).await
+    }
+}
+
+#[async_trait]
+impl CheckpointStore for PostgresStorage {
+    async fn load(&self, job: JobId) -> Result<Vec<Checkpoint>, Error> {
+        checkpoints::load(&self.session().await?, job).await
+    }
+
+    async fn save(&self, claim: &Claim, checkpoint: &Checkpoint) -> Result<(), Error> {
+        checkpoints::save(&self.session().await?, claim, checkpoint).await
+    }
+
+    async fn forget(&self, claim: &Claim, call_index: i32, call_type: &str) -> Result<(), Error> {
+        checkpoints::forget(&mut self.session().await?, claim, call_index, call_type).await
+    }
+}
+
+#[async_trait]
+impl SignalStore for PostgresStorage {
+    async fn send(&self, job: JobId, name: &str, payload: &[u8]) -> Result<(), Error> {
+        waits::send(&self.session().await?, job, name, payload).await
+    }
+
+    async fn wake(&self, job: JobId, name: &str) -> Result<Option<QueueName>, Error> {
+        waits::wake(&self.session().await?, job, name).await
+    }
+
+    async fn receive(
+        &self, claim: &Claim, call_index: i32, name: &str, timeout: Option<Duration>,
+    ) -> Result<Received, Error> {
+        waits::receive(&mut self.session().await?, claim, call_index, name, timeout).await
+    }
+
+    async fn peek(&self, job: JobId, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        waits::peek(&self.session().await?, job, name).await
+    }
+
+    async fn drain(&self, claim: &Claim, call_index: i32, name: &str) -> Result<Vec<Vec<u8>>, Error> {
+        waits::drain(&mut self.session().await?, claim, call_index, name).await
+    }
+}
+
+#[async_trait]
+impl TimerStore for PostgresStorage {
+    async fn sleep(&self, claim: &Claim, call_index: i32, until: Until) -> Result<Slept, Error> {
+        waits::sleep(&mut self.session().await?, claim, call_index, until).await
+    }
+
+    async fn wake_due(&self, limit: u32) -> Result<Woken, Error> {
+        waits::wake_due(&self.session().await?, limit).await
+    }
+
+    async fn wake_signalled(&self, after: Option<JobId>, limit: u32) -> Result<(Woken, Option<JobId>), Error> {
+        waits::wake_signalled(&self.session().await?, after, limit).await
+    }
+}
+
+#[async_trait]
+impl OwnershipStore for PostgresStorage {
+    async fn lost(&self, claims: &[Claim]) -> Result<Vec<JobId>, Error> {
+        fleet::lost(&self.session().await?, claims).await
+    }
+}
+
+#[async_trait]
+impl LeaseStore for PostgresStorage {
+    async fn acquire(&self, name: &str, owner: &WorkerId, length: Duration) -> Result<bool, Error> {
+        fleet::acquire(&self.session().await?, name, owner, length).await
+    }
+}
+
+impl WakeStore for PostgresStorage {
+    fn announce(&self, queue: &QueueName) {
+        self.wake.announce(queue);
+    }
+
+    fn subscribe(&self, queues: &[QueueName]) -> Subscription {
+        self.wake.subscribe(queues)
+    }
+
+    fn reaches_other_processes(&self) -> bool {
+        self.wake.is_listening()
     }
 }

@@ -1,13 +1,16 @@
 //! Jobs in one SQLite file: times are microseconds since 1970, ids are 16 bytes.
 
+mod checkpoints;
 mod claim;
 mod control;
 mod dead_letters;
 mod enqueue;
+mod fleet;
 mod migrate;
 mod retention;
 mod row;
 mod threads;
+mod waits;
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,6 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+pub use self::checkpoints::save_checkpoint_in;
 pub use self::enqueue::enqueue_in;
 pub use self::retention::RETENTION_CHOICE;
 use self::threads::{Readers, Writer};
@@ -22,12 +26,14 @@ use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
 use crate::job::{Claim, Job, JobId};
-use crate::limits::{QueueName, check_text};
+use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::storage::{
-    BatchCompletion, DeadLetterStore, Migrated, RetentionPlanStore, RetentionStore, SignalRetentionStore, Storage,
-    UniqueLockStore, WindowedEnqueue,
+    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, Received,
+    RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore, UniqueLockStore,
+    Until, WakeStore, WindowedEnqueue, Woken,
 };
+use crate::wake::{Subscription, WakeHub};
 
 /// Jobs in a SQLite file. Cheap to clone: clones share the connections.
 ///
@@ -37,6 +43,7 @@ use crate::storage::{
 pub struct SqliteStorage {
     writer: Writer,
     readers: Readers,
+    hub: WakeHub,
 }
 
 impl SqliteStorage {
@@ -46,7 +53,7 @@ impl SqliteStorage {
     /// [`Error::Storage`] if it cannot be opened or is no database.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let writer = Writer::start(path.as_ref())?;
-        Ok(Self { writer, readers: Readers::new(path.as_ref()) })
+        Ok(Self { writer, readers: Readers::new(path.as_ref()), hub: WakeHub::new() })
     }
 }
 
@@ -189,6 +196,30 @@ impl Storage for SqliteStorage {
     fn windowed_enqueue(&self) -> Option<&dyn WindowedEnqueue> {
         Some(self)
     }
+
+    fn checkpoints(&self) -> Option<&dyn CheckpointStore> {
+        Some(self)
+    }
+
+    fn signals(&self) -> Option<&dyn SignalStore> {
+        Some(self)
+    }
+
+    fn timers(&self) -> Option<&dyn TimerStore> {
+        Some(self)
+    }
+
+    fn ownership(&self) -> Option<&dyn OwnershipStore> {
+        Some(self)
+    }
+
+    fn leases(&self) -> Option<&dyn LeaseStore> {
+        Some(self)
+    }
+
+    fn wake(&self) -> Option<&dyn WakeStore> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -204,5 +235,98 @@ impl BatchCompletion for SqliteStorage {
     async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error> {
         let completions = completions.to_vec();
         self.writer.run(move |db| claim::complete(db, &completions)).await
+    }
+}
+
+#[async_trait]
+impl CheckpointStore for SqliteStorage {
+    async fn load(&self, job: JobId) -> Result<Vec<Checkpoint>, Error> {
+        self.readers.run(move |db| checkpoints::load(db, job)).await
+    }
+
+    async fn save(&self, claim: &Claim, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let (claim, checkpoint) = (claim.clone(), checkpoint.clone());
+        self.writer.run(move |db| checkpoints::save(db, &claim, &checkpoint)).await
+    }
+
+    async fn forget(&self, claim: &Claim, call_index: i32, call_type: &str) -> Result<(), Error> {
+        let (claim, call_type) = (claim.clone(), call_type.to_owned());
+        self.writer.run(move |db| checkpoints::forget(db, &claim, call_index, &call_type)).await
+    }
+}
+
+#[async_trait]
+impl SignalStore for SqliteStorage {
+    async fn send(&self, job: JobId, name: &str, payload: &[u8]) -> Result<(), Error> {
+        let (name, payload) = (name.to_owned(), payload.to_vec());
+        self.writer.run(move |db| waits::send(db, job, &name, &payload)).await
+    }
+
+    async fn wake(&self, job: JobId, name: &str) -> Result<Option<QueueName>, Error> {
+        let name = name.to_owned();
+        self.writer.run(move |db| waits::wake(db, job, &name)).await
+    }
+
+    async fn receive(
+        &self, claim: &Claim, call_index: i32, name: &str, timeout: Option<Duration>,
+    ) -> Result<Received, Error> {
+        let (claim, name) = (claim.clone(), name.to_owned());
+        self.writer.run(move |db| waits::receive(db, &claim, call_index, &name, timeout)).await
+    }
+
+    async fn peek(&self, job: JobId, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        let name = name.to_owned();
+        self.readers.run(move |db| waits::peek(db, job, &name)).await
+    }
+
+    async fn drain(&self, claim: &Claim, call_index: i32, name: &str) -> Result<Vec<Vec<u8>>, Error> {
+        let (claim, name) = (claim.clone(), name.to_owned());
+        self.writer.run(move |db| waits::drain(db, &claim, call_index, &name)).await
+    }
+}
+
+#[async_trait]
+impl TimerStore for SqliteStorage {
+    async fn sleep(&self, claim: &Claim, call_index: i32, until: Until) -> Result<Slept, Error> {
+        let claim = claim.clone();
+        self.writer.run(move |db| waits::sleep(db, &claim, call_index, until)).await
+    }
+
+    async fn wake_due(&self, limit: u32) -> Result<Woken, Error> {
+        self.writer.run(move |db| waits::wake_due(db, limit)).await
+    }
+
+    async fn wake_signalled(&self, after: Option<JobId>, limit: u32) -> Result<(Woken, Option<JobId>), Error> {
+        self.writer.run(move |db| waits::wake_signalled(db, after, limit)).await
+    }
+}
+
+#[async_trait]
+impl OwnershipStore for SqliteStorage {
+    async fn lost(&self, claims: &[Claim]) -> Result<Vec<JobId>, Error> {
+        let claims = claims.to_vec();
+        self.readers.run(move |db| fleet::lost(db, &claims)).await
+    }
+}
+
+#[async_trait]
+impl LeaseStore for SqliteStorage {
+    async fn acquire(&self, name: &str, owner: &WorkerId, length: Duration) -> Result<bool, Error> {
+        let (name, owner) = (name.to_owned(), owner.clone());
+        self.writer.run(move |db| fleet::acquire(db, &name, &owner, length)).await
+    }
+}
+
+impl WakeStore for SqliteStorage {
+    fn announce(&self, queue: &QueueName) {
+        self.hub.tell(queue.as_str());
+    }
+
+    fn subscribe(&self, queues: &[QueueName]) -> Subscription {
+        self.hub.subscribe(queues)
+    }
+
+    fn reaches_other_processes(&self) -> bool {
+        false
     }
 }

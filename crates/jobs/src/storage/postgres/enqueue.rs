@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::row;
 use super::session::Sql;
-use crate::enqueue::{Enqueued, NewJob};
+use crate::enqueue::{Enqueued, NewJob, TxEnqueuer};
 use crate::error::Error;
 use crate::job::JobId;
 use crate::storage::fragment::live;
@@ -21,6 +21,16 @@ const BATCH_ROUNDS_MAX: usize = 16;
 /// [`Error::DuplicateJob`] if an unfinished job has the same unique key; the transaction can go on.
 pub async fn enqueue_in(transaction: &tokio_postgres::Transaction<'_>, job: &NewJob) -> Result<Enqueued, Error> {
     enqueue(transaction, job).await
+}
+
+impl TxEnqueuer for tokio_postgres::Transaction<'_> {
+    async fn enqueue_job(&self, job: &NewJob) -> Result<Enqueued, Error> {
+        enqueue(self, job).await
+    }
+
+    async fn enqueue_jobs(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
+        enqueue_batch(self, jobs).await
+    }
 }
 
 const ENQUEUE: &str = "select outcome, job_id from ebbtide_jobs.enqueue_v1(

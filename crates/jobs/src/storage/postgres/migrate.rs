@@ -17,6 +17,7 @@ const SCHEMA_LOCK: i64 = 778_120_011;
 const TABLES: &[Migration] = migrations!("postgres":
     1 "0001_jobs.sql",
     2 "0002_fleet.sql",
+    3 "0003_waits.sql",
 );
 
 const FUNCTIONS: &str = include_str!("../../../sql/postgres/enqueue.sql");

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::row;
 use super::threads::error;
-use crate::enqueue::{Enqueued, NewJob};
+use crate::enqueue::{Enqueued, NewJob, TxEnqueuer};
 use crate::error::Error;
 use crate::job::JobId;
 use crate::storage::fragment::live;
@@ -21,6 +21,16 @@ use crate::unique::Scope;
 /// [`Error::DuplicateJob`] if an unfinished job has the same unique key; the transaction can go on.
 pub fn enqueue_in(transaction: &Transaction<'_>, job: &NewJob) -> Result<Enqueued, Error> {
     enqueue(transaction, job)
+}
+
+impl TxEnqueuer for Transaction<'_> {
+    async fn enqueue_job(&self, job: &NewJob) -> Result<Enqueued, Error> {
+        enqueue(self, job)
+    }
+
+    async fn enqueue_jobs(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>, Error> {
+        enqueue_batch(self, jobs)
+    }
 }
 
 pub(super) fn enqueue(db: &Connection, job: &NewJob) -> Result<Enqueued, Error> {

@@ -11,6 +11,7 @@ use crate::storage::migration::{Migration, migrations, missing};
 const TABLES: &[Migration] = migrations!("sqlite":
     1 "0001_jobs.sql",
     2 "0002_fleet.sql",
+    3 "0003_waits.sql",
 );
 
 const BOOKS: &str = "
