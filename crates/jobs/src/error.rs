@@ -150,6 +150,9 @@ pub enum Error {
     /// The job completed without a result.
     #[error("job {0} has no result")]
     NoResult(JobId),
+    /// There is no such fan-out, any more perhaps.
+    #[error("fan-out {0} not found")]
+    FanOutNotFound(crate::fan_out::FanOutId),
     /// The database lost this transaction against another one, or was busy. Doing it again may succeed.
     #[error("the database was busy: {0}")]
     Busy(#[source] Box<dyn StdError + Send + Sync>),
@@ -234,6 +237,7 @@ impl Error {
             Self::Failed { .. } => "failed",
             Self::Cancelled(_) => "cancelled",
             Self::NoResult(_) => "no_result",
+            Self::FanOutNotFound(_) => "fan_out_not_found",
             Self::Busy(_) => "busy",
             Self::SchemaTooNew { .. } => "schema_too_new",
             Self::SchemaEdited(_) => "schema_edited",

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
+use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
@@ -134,6 +135,10 @@ impl Storage for Forwarding {
 
     fn deletes_checkpoints(&self) -> bool {
         self.inner.deletes_checkpoints()
+    }
+
+    fn fan_outs(&self) -> Option<&dyn FanOutStore> {
+        self.inner.fan_outs()
     }
 
     fn retention(&self) -> Option<&dyn RetentionStore> {

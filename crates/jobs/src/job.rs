@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::error::Error;
+use crate::fan_out::FanOutId;
 use crate::limits::{JobType, QueueName, WorkerId};
 
 /// The identity of a job: a UUID of version 7, so that ids made later sort later.
@@ -266,6 +267,10 @@ pub struct Job {
     pub parent_job_id: Option<JobId>,
     /// The job at the top of its workflow.
     pub root_job_id: Option<JobId>,
+    /// The fan-out that started it.
+    pub fan_out_id: Option<FanOutId>,
+    /// Its place among the children of that fan-out, from 0.
+    pub fan_out_index: u32,
     /// The name of the signal it waits for, if known.
     pub waiting_signal_name: Option<String>,
     /// What it returned.

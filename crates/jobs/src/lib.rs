@@ -73,6 +73,7 @@ mod ctx;
 mod enqueue;
 mod error;
 mod event;
+mod fan_out;
 mod forward;
 mod hooks;
 mod job;
@@ -95,6 +96,10 @@ pub use ctx::{Ctx, DEFAULT_VERSION};
 pub use enqueue::{EnqueueOptions, Enqueued, NewJob, TxEnqueuer};
 pub use error::Error;
 pub use event::{Event, EventStream, JobRef, ReclaimReason};
+pub use fan_out::{
+    ChildOutcome, FAN_OUT_CHECKPOINT, FanOut, FanOutId, FanOutOutcome, FanOutScan, FanOutStatus, FanOutStore,
+    FanOutStrategy, Joined, Settled, WAITS_FOR_CHILDREN,
+};
 pub use forward::Forwarding;
 pub use hooks::{BoxFuture, Draft, Hooks, Next};
 pub use job::{Claim, Determinism, DispatchToken, Job, JobId, JobStatus, TerminalStatus};

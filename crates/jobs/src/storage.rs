@@ -21,6 +21,7 @@ pub use self::run::{Checkpoint, CheckpointStore, Received, SignalStore, Slept, S
 use crate::control::{DeadLetterFilter, PurgeStatus};
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
+use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId, TerminalStatus};
 use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
@@ -198,6 +199,11 @@ pub trait Storage: Send + Sync + 'static {
 
     /// The listing of jobs that failed for good.
     fn dead_letters(&self) -> Option<&dyn DeadLetterStore> {
+        None
+    }
+
+    /// Starting children and joining them.
+    fn fan_outs(&self) -> Option<&dyn FanOutStore> {
         None
     }
 

@@ -18,6 +18,10 @@ mod control;
 mod dead_letters;
 #[path = "storage/enqueue.rs"]
 mod enqueue;
+#[path = "storage/fan_out.rs"]
+mod fan_out;
+#[path = "storage/fan_out_recovery.rs"]
+mod fan_out_recovery;
 #[path = "storage/outcome.rs"]
 mod outcome;
 #[path = "storage/plan.rs"]

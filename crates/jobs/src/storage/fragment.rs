@@ -135,9 +135,39 @@ macro_rules! deletable {
     };
 }
 
+/// The status of a pending fan-out `f` that has these counts. A share of the children is compared with a little slack,
+/// so that 0.07 of 100 children are 7 of them.
+macro_rules! decided {
+    ($completed:literal, $lost:literal) => {
+        concat!(
+            "case when f.strategy = 'fail_fast' and 0 < ",
+            $lost,
+            " then 'failed' when f.strategy = 'threshold' and f.total_count - (",
+            $lost,
+            ") < f.total_count * f.threshold - 1e-6 then 'failed' when f.total_count <= ",
+            $completed,
+            " + ",
+            $lost,
+            " then 'completed' else 'pending' end"
+        )
+    };
+}
+
+/// What wakes a waiting job `p`. It is not a new attempt.
+macro_rules! woken {
+    ($now:literal, $attempt:literal) => {
+        concat!(
+            "status = 'pending', attempt = ",
+            $attempt,
+            ", run_at = null, waiting_signal_name = '', updated_at = ",
+            $now
+        )
+    };
+}
+
 pub(crate) use {
-    deletable, live, live_child, live_descendant, live_window, old_enough, pending_fan_out, protected, terminal,
-    uncollected,
+    decided, deletable, live, live_child, live_descendant, live_window, old_enough, pending_fan_out, protected,
+    terminal, uncollected, woken,
 };
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod claim;
 mod control;
 mod dead_letters;
 mod enqueue;
+mod fan_out;
 mod fleet;
 mod migrate;
 mod retention;
@@ -21,6 +22,7 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Timeouts}
 use jiff::Timestamp;
 use tokio_postgres::NoTls;
 use tokio_postgres::types::Type;
+use tracing::debug;
 
 pub use self::checkpoints::save_checkpoint_in;
 pub use self::enqueue::enqueue_in;
@@ -30,6 +32,7 @@ use self::wake::Wake;
 use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
+use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
@@ -42,6 +45,8 @@ use crate::wake::Subscription;
 
 /// How long a caller waits for a connection of the pool before it gets an error.
 const POOL_WAIT: Duration = Duration::from_secs(30);
+/// Failed fan-outs of which one failing job cancels the remaining children.
+const FAIL_SETTLES_MAX: u32 = 4;
 
 /// How statements are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +164,7 @@ impl Storage for PostgresStorage {
     }
 
     async fn complete(&self, completion: &Completion) -> Result<(), Error> {
-        let done = claim::complete(&self.session().await?, std::slice::from_ref(completion)).await?;
+        let done = self.complete_batch(std::slice::from_ref(completion)).await?;
         if done == [true] { Ok(()) } else { Err(Error::JobNotOwned(completion.claim.job_id)) }
     }
 
@@ -168,7 +173,15 @@ impl Storage for PostgresStorage {
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure, reason: DeadLetterReason) -> Result<(), Error> {
-        claim::fail(&self.session().await?, claim, failure, reason).await
+        let mut session = self.session().await?;
+        for queue in claim::fail(&session, claim, failure, reason).await? {
+            self.wake.announce(&queue);
+        }
+        // The failure is written; what cannot be done here is left to the recovery.
+        if let Err(error) = fan_out::stop_losers(&mut session, FAIL_SETTLES_MAX).await {
+            debug!(target: "jobs", %error, "the children of a failed fan-out were not cancelled yet");
+        }
+        Ok(())
     }
 
     async fn release(&self, claim: &Claim) -> Result<(), Error> {
@@ -232,6 +245,10 @@ impl Storage for PostgresStorage {
         true
     }
 
+    fn fan_outs(&self) -> Option<&dyn FanOutStore> {
+        Some(self)
+    }
+
     fn retention(&self) -> Option<&dyn RetentionStore> {
         Some(self)
     }
@@ -287,7 +304,11 @@ impl WindowedEnqueue for PostgresStorage {
 #[async_trait]
 impl BatchCompletion for PostgresStorage {
     async fn complete_batch(&self, completions: &[Completion]) -> Result<Vec<bool>, Error> {
-        claim::complete(&self.session().await?, completions).await
+        let (done, woken) = claim::complete(&self.session().await?, completions).await?;
+        for queue in woken {
+            self.wake.announce(&queue);
+        }
+        Ok(done)
     }
 }
 

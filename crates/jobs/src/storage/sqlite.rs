@@ -5,6 +5,7 @@ mod claim;
 mod control;
 mod dead_letters;
 mod enqueue;
+mod fan_out;
 mod fleet;
 mod migrate;
 mod retention;
@@ -25,6 +26,7 @@ use self::threads::{Readers, Writer};
 use crate::control::PurgeStatus;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Error;
+use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
@@ -175,6 +177,10 @@ impl Storage for SqliteStorage {
 
     fn deletes_checkpoints(&self) -> bool {
         true
+    }
+
+    fn fan_outs(&self) -> Option<&dyn FanOutStore> {
+        Some(self)
     }
 
     fn retention(&self) -> Option<&dyn RetentionStore> {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
+use uuid::Uuid;
 
+use super::fan_out::tallied;
 use super::row::{self, get};
 use super::session::Sql;
 use crate::error::Error;
@@ -79,14 +81,21 @@ macro_rules! unlocked {
 async fn write_owned(
     sql: &impl Sql, query: &str, claim: &Claim, more: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<(), Error> {
+    owned_rows(sql, query, claim, more).await.map(|_| ())
+}
+
+async fn owned_rows(
+    sql: &impl Sql, query: &str, claim: &Claim, more: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>, Error> {
     let (id, worker, token) = (claim.job_id.as_uuid(), claim.worker.as_str(), claim.token.0);
     let mut params: Vec<(&(dyn ToSql + Sync), Type)> =
         vec![(&id, Type::UUID), (&worker, Type::TEXT), (&token, Type::UUID)];
     params.extend_from_slice(more);
-    if sql.rows(query, &params).await?.is_empty() {
+    let rows = sql.rows(query, &params).await?;
+    if rows.is_empty() {
         return Err(Error::JobNotOwned(claim.job_id));
     }
-    Ok(())
+    Ok(rows)
 }
 
 pub(super) async fn heartbeat(sql: &impl Sql, claim: &Claim, lease: Duration) -> Result<(), Error> {
@@ -113,18 +122,29 @@ pub(super) async fn retry(sql: &impl Sql, claim: &Claim, failure: &Failure, dela
     write_owned(sql, RETRY, claim, &[(&failure.error, Type::TEXT), (&delay, Type::INT8)]).await
 }
 
+/// The queues of the parents that a statement woke.
+fn woken(rows: &[Row]) -> Result<Vec<QueueName>, Error> {
+    let queues = rows.iter().map(|row| get::<Option<String>>(row, "queue")).collect::<Result<Vec<_>, _>>()?;
+    Ok(queues.into_iter().flatten().map(QueueName::from_storage).collect())
+}
+
+/// Answers the queues of the parents that this woke.
 pub(super) async fn fail(
     sql: &impl Sql, claim: &Claim, failure: &Failure, reason: DeadLetterReason,
-) -> Result<(), Error> {
+) -> Result<Vec<QueueName>, Error> {
     const FAIL: &str = concat!(
-        "update ebbtide_jobs.jobs j set status = 'failed', last_error = $4, dead_letter_reason = $5,
-                dead_lettered_at = statement_timestamp(), completed_at = statement_timestamp(), ",
+        "with done as (
+            update ebbtide_jobs.jobs j set status = 'failed', last_error = $4, dead_letter_reason = $5,
+                   dead_lettered_at = statement_timestamp(), completed_at = statement_timestamp(), ",
         unlocked!(),
         " where ",
         owned!(),
-        " returning 1"
+        " returning j.id, j.fan_out_id, j.status), ",
+        tallied!(),
+        " select null::text as queue from done union all select queue from woken"
     );
-    write_owned(sql, FAIL, claim, &[(&failure.error, Type::TEXT), (&reason.as_str(), Type::TEXT)]).await
+    let more = [(&failure.error as _, Type::TEXT), (&reason.as_str() as _, Type::TEXT)];
+    woken(&owned_rows(sql, FAIL, claim, &more).await?)
 }
 
 pub(super) async fn release(sql: &impl Sql, claim: &Claim) -> Result<(), Error> {
@@ -148,14 +168,16 @@ const COMPLETE: &str = concat!(
     "     from unnest($1::uuid[], $2::text[], $3::uuid[], $4::bytea[], $5::boolean[])
                as c (id, worker, token, result, deletes)
          where j.id = c.id and j.locked_by = c.worker and j.dispatch_token = c.token and j.status = 'running'
-        returning j.id, c.deletes),
+        returning j.id, j.fan_out_id, j.status, c.deletes),
     gone as (
-        delete from ebbtide_jobs.checkpoints p using done where done.deletes and p.job_id = done.id)
-    select id from done"
+        delete from ebbtide_jobs.checkpoints p using done where done.deletes and p.job_id = done.id), ",
+    tallied!(),
+    " select id, null::text as queue from done union all select null, queue from woken"
 );
 
 /// Whether each completion was written: those whose claim is over are not, and have no effect of any kind.
-pub(super) async fn complete(sql: &impl Sql, completions: &[Completion]) -> Result<Vec<bool>, Error> {
+/// With them the queues of the parents that this woke.
+pub(super) async fn complete(sql: &impl Sql, completions: &[Completion]) -> Result<(Vec<bool>, Vec<QueueName>), Error> {
     fn each<'a, T>(completions: &'a [Completion], f: impl Fn(&'a Completion) -> T) -> Vec<T> {
         completions.iter().map(f).collect()
     }
@@ -167,8 +189,9 @@ pub(super) async fn complete(sql: &impl Sql, completions: &[Completion]) -> Resu
         (&each(completions, |c| c.delete_checkpoints) as _, Type::BOOL_ARRAY),
     ];
     let rows = sql.rows(COMPLETE, &params).await?;
-    let done = rows.iter().map(|done| row::id(done, "id")).collect::<Result<std::collections::HashSet<_>, _>>()?;
-    Ok(each(completions, |c| done.contains(&c.claim.job_id)))
+    let ids = rows.iter().map(|done| get::<Option<Uuid>>(done, "id"));
+    let done = ids.collect::<Result<std::collections::HashSet<_>, _>>()?;
+    Ok((each(completions, |c| done.contains(&Some(c.claim.job_id.as_uuid()))), woken(&rows)?))
 }
 
 const RECLAIM: &str = concat!(
@@ -178,7 +201,8 @@ const RECLAIM: &str = concat!(
            and coalesce(j.last_heartbeat_at, j.started_at, j.locked_until)
                < statement_timestamp() - $1 * interval '1 microsecond'
          order by coalesce(j.last_heartbeat_at, j.started_at, j.locked_until)
-         limit $2 for update skip locked)
+         limit $2 for update skip locked),
+    taken as (
     update ebbtide_jobs.jobs j
        set status = case when stale.is_dead then 'failed' else 'pending' end,
            completed_at = case when stale.is_dead then statement_timestamp() end,
@@ -187,7 +211,10 @@ const RECLAIM: &str = concat!(
            last_error = 'the worker was lost during run ' || j.attempt, ",
     unlocked!(),
     " from stale where j.id = stale.id
-    returning j.id, j.type, j.queue, j.attempt, stale.is_dead"
+    returning j.id, j.type, j.queue, j.attempt, stale.is_dead, j.fan_out_id, j.status),
+    done as (select * from taken where is_dead), ",
+    tallied!(),
+    " select id, type, queue, attempt, is_dead from taken"
 );
 
 pub(super) async fn reclaim(sql: &impl Sql, reclaim: &Reclaim) -> Result<Vec<Reclaimed>, Error> {

@@ -6,6 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use super::fan_out::tallied;
 use super::row::{self, get};
 use super::session::{Session, Sql as _, Transaction};
 use crate::control::PurgeStatus;
@@ -42,33 +43,34 @@ async fn lock(transaction: &Transaction<'_>, id: JobId) -> Result<Locked, Error>
 
 const TREE: &str = "
     with recursive tree (id, depth) as (
-        select j.id, 1 from ebbtide_jobs.jobs j where j.parent_job_id = $1
+        select j.id, 1 from ebbtide_jobs.jobs j where j.parent_job_id = any($1)
         union all
         select j.id, tree.depth + 1 from tree join ebbtide_jobs.jobs j on j.parent_job_id = tree.id
          where tree.depth <= $2)
-    select id, depth from tree where id <> $1
+    select id, depth from tree where id <> all($1)
     union all
-    select j.id, 0 from ebbtide_jobs.jobs j where j.root_job_id = $1 and j.id <> $1";
+    select j.id, 0 from ebbtide_jobs.jobs j where j.root_job_id = any($1) and j.id <> all($1)";
 
-async fn tree(transaction: &Transaction<'_>, root: JobId) -> Result<BTreeSet<Uuid>, Error> {
+async fn tree(transaction: &Transaction<'_>, roots: &[Uuid]) -> Result<BTreeSet<Uuid>, Error> {
     let depth_max = i32::try_from(SUBTREE_DEPTH_MAX).expect("256");
-    let rows = transaction.rows(TREE, &[(&root.as_uuid(), Type::UUID), (&depth_max, Type::INT4)]).await?;
+    let rows = transaction.rows(TREE, &[(&roots, Type::UUID_ARRAY), (&depth_max, Type::INT4)]).await?;
     let mut ids = BTreeSet::new();
     for row in &rows {
         if depth_max < get(row, "depth")? {
-            return Err(Error::SubtreeTooDeep(root));
+            let root = roots.first().copied().and_then(JobId::from_uuid);
+            return Err(Error::SubtreeTooDeep(root.expect("a tree has a root with an id")));
         }
         ids.insert(get(row, "id")?);
     }
     Ok(ids)
 }
 
-/// Everything below a locked job, locked. A run that has just added children did so before its row could be locked,
+/// Everything below locked jobs, locked. A run that has just added children did so before its row could be locked,
 /// and they are seen in the next round; one that comes later finds its claim over.
-async fn locked_tree(transaction: &Transaction<'_>, root: JobId) -> Result<Vec<Uuid>, Error> {
+async fn locked_tree(transaction: &Transaction<'_>, roots: &[Uuid]) -> Result<Vec<Uuid>, Error> {
     let mut seen = BTreeSet::new();
     for _ in 0..GROWTH_ROUNDS_MAX {
-        let found = tree(transaction, root).await?;
+        let found = tree(transaction, roots).await?;
         if found == seen {
             return Ok(found.into_iter().collect());
         }
@@ -108,8 +110,15 @@ pub(super) async fn cancel(session: &mut Session, id: JobId) -> Result<u64, Erro
         status if status.is_terminal() => return Err(Error::JobNotCancellable { id, status }),
         _ => {}
     }
-    let mut ids = locked_tree(&transaction, id).await?;
-    ids.push(id.as_uuid());
+    let cancelled = stop(&transaction, &[id.as_uuid()]).await?;
+    transaction.commit().await?;
+    Ok(cancelled)
+}
+
+/// Cancels what is unfinished of locked jobs and of everything below them, and counts it in the fan-outs above.
+pub(super) async fn stop(transaction: &Transaction<'_>, roots: &[Uuid]) -> Result<u64, Error> {
+    let mut ids = locked_tree(transaction, roots).await?;
+    ids.extend_from_slice(roots);
     // The owner's name stays: by it the owner learns that the run is to be stopped.
     let query = concat!(
         "with stopped as (
@@ -118,13 +127,31 @@ pub(super) async fn cancel(session: &mut Session, id: JobId) -> Result<u64, Erro
                    last_error = 'cancelled by user', updated_at = statement_timestamp()
              where j.id = any($1) and j.status in ",
         live!(),
-        " returning j.id),
+        " returning j.id, j.fan_out_id),
         slots as (delete from ebbtide_jobs.concurrency_slots x using stopped where x.job_id = stopped.id)
-        select count(*) as count from stopped"
+        select fan_out_id from stopped"
     );
-    let cancelled = count(&transaction.rows(query, &[(&ids, Type::UUID_ARRAY)]).await?)?;
-    transaction.commit().await?;
-    Ok(cancelled)
+    let rows = transaction.rows(query, &[(&ids, Type::UUID_ARRAY)]).await?;
+    let fan_outs = rows.iter().map(|row| get(row, "fan_out_id")).collect::<Result<Vec<Option<Uuid>>, _>>()?;
+    settle_stopped(transaction, &ids, &fan_outs).await?;
+    Ok(fan_outs.len() as u64)
+}
+
+/// Counts cancelled children. Fan-outs whose parent was cancelled too are decided by that.
+async fn settle_stopped(transaction: &Transaction<'_>, ids: &[Uuid], fan_outs: &[Option<Uuid>]) -> Result<(), Error> {
+    let lock = "select 1 from ebbtide_jobs.fan_outs f where f.parent_job_id = any($1) or f.id = any($2)
+                 order by f.id for update";
+    transaction.rows(lock, &[(&ids, Type::UUID_ARRAY), (&fan_outs, Type::UUID_ARRAY)]).await?;
+    let query = "update ebbtide_jobs.fan_outs f set status = 'cancelled', updated_at = statement_timestamp()
+                  where f.parent_job_id = any($1) and f.status = 'pending'";
+    transaction.rows(query, &[(&ids, Type::UUID_ARRAY)]).await?;
+    const TALLY: &str = concat!(
+        "with done as (select u.id as fan_out_id, 'cancelled' as status from unnest($1::uuid[]) as u (id)), ",
+        tallied!(),
+        " select 1 from tallied"
+    );
+    transaction.rows(TALLY, &[(&fan_outs, Type::UUID_ARRAY)]).await?;
+    Ok(())
 }
 
 pub(super) async fn pause(session: &mut Session, id: JobId) -> Result<(), Error> {
@@ -165,7 +192,7 @@ pub(super) async fn requeue(session: &mut Session, id: JobId) -> Result<(), Erro
     if let Some(holder) = holder(&transaction, &job.unique_key).await? {
         return Err(Error::DuplicateJob { holder });
     }
-    let below = locked_tree(&transaction, id).await?;
+    let below = locked_tree(&transaction, &[id.as_uuid()]).await?;
     delete_rows(&transaction, &below).await?;
     for query in [
         "delete from ebbtide_jobs.fan_outs where parent_job_id = $1",
@@ -218,7 +245,7 @@ pub(super) async fn delete_workflow(session: &mut Session, root: JobId) -> Resul
     let transaction = session.begin().await?;
     let job = lock(&transaction, root).await?;
     check_parent(&transaction, root, &job).await?;
-    let mut ids = locked_tree(&transaction, root).await?;
+    let mut ids = locked_tree(&transaction, &[root.as_uuid()]).await?;
     ids.push(root.as_uuid());
     let deleted = delete_rows(&transaction, &ids).await?;
     transaction.commit().await?;

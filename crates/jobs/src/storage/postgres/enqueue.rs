@@ -5,7 +5,7 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use super::row;
-use super::session::Sql;
+use super::session::{Param, Sql};
 use crate::enqueue::{Enqueued, NewJob, TxEnqueuer};
 use crate::error::Error;
 use crate::job::JobId;
@@ -132,26 +132,69 @@ async fn holders(sql: &impl Sql, keys: &[&str]) -> Result<Vec<(String, JobId)>, 
     rows.iter().map(|found| Ok((row::get(found, "unique_key")?, row::id(found, "id")?))).collect()
 }
 
-async fn insert(sql: &impl Sql, jobs: &[&NewJob]) -> Result<std::collections::HashSet<JobId>, Error> {
-    fn each<'a, T>(jobs: &[&'a NewJob], f: impl Fn(&'a NewJob) -> T) -> Vec<T> {
-        jobs.iter().map(|job| f(job)).collect()
+/// Jobs as arrays, a column each, in the order of the first fourteen parameters of an inserting statement.
+pub(super) struct Columns<'a> {
+    ids: Vec<Uuid>,
+    types: Vec<&'a str>,
+    args: Vec<&'a [u8]>,
+    queues: Vec<&'a str>,
+    tenants: Vec<&'a str>,
+    metadata: Vec<Option<String>>,
+    priorities: Vec<i32>,
+    max_retries: Vec<i32>,
+    timeouts: Vec<i64>,
+    determinism: Vec<i32>,
+    run_at: Vec<Option<Timestamp>>,
+    delays: Vec<Option<i64>>,
+    unique_keys: Vec<&'a str>,
+    trace_contexts: Vec<Option<&'a [u8]>>,
+}
+
+impl<'a> Columns<'a> {
+    pub(super) fn of(jobs: &[&'a NewJob]) -> Self {
+        fn each<'a, T>(jobs: &[&'a NewJob], f: impl Fn(&'a NewJob) -> T) -> Vec<T> {
+            jobs.iter().map(|job| f(job)).collect()
+        }
+        Self {
+            ids: each(jobs, |job| job.id.as_uuid()),
+            types: each(jobs, |job| job.job_type.as_str()),
+            args: each(jobs, |job| job.args.as_slice()),
+            queues: each(jobs, |job| job.queue.as_str()),
+            tenants: each(jobs, |job| job.tenant.as_str()),
+            metadata: each(jobs, NewJob::metadata_json),
+            priorities: each(jobs, |job| job.priority),
+            max_retries: each(jobs, NewJob::max_retries_i32),
+            timeouts: each(jobs, NewJob::timeout_nanos),
+            determinism: each(jobs, |job| job.determinism.as_i32()),
+            run_at: each(jobs, NewJob::run_at),
+            delays: each(jobs, NewJob::delay_us),
+            unique_keys: each(jobs, |job| job.unique_key.as_str()),
+            trace_contexts: each(jobs, |job| job.trace_context.as_deref()),
+        }
     }
-    let params = [
-        (&each(jobs, |job| job.id.as_uuid()) as _, Type::UUID_ARRAY),
-        (&each(jobs, |job| job.job_type.as_str()) as _, Type::TEXT_ARRAY),
-        (&each(jobs, |job| job.args.as_slice()) as _, Type::BYTEA_ARRAY),
-        (&each(jobs, |job| job.queue.as_str()) as _, Type::TEXT_ARRAY),
-        (&each(jobs, |job| job.tenant.as_str()) as _, Type::TEXT_ARRAY),
-        (&each(jobs, NewJob::metadata_json) as _, Type::TEXT_ARRAY),
-        (&each(jobs, |job| job.priority) as _, Type::INT4_ARRAY),
-        (&each(jobs, NewJob::max_retries_i32) as _, Type::INT4_ARRAY),
-        (&each(jobs, NewJob::timeout_nanos) as _, Type::INT8_ARRAY),
-        (&each(jobs, |job| job.determinism.as_i32()) as _, Type::INT4_ARRAY),
-        (&each::<Option<Timestamp>>(jobs, NewJob::run_at) as _, Type::TIMESTAMPTZ_ARRAY),
-        (&each(jobs, NewJob::delay_us) as _, Type::INT8_ARRAY),
-        (&each(jobs, |job| job.unique_key.as_str()) as _, Type::TEXT_ARRAY),
-        (&each(jobs, |job| job.trace_context.as_deref()) as _, Type::BYTEA_ARRAY),
-    ];
-    let rows = sql.rows(ENQUEUE_BATCH, &params).await?;
+
+    pub(super) fn params(&self) -> Vec<Param<'_>> {
+        vec![
+            (&self.ids, Type::UUID_ARRAY),
+            (&self.types, Type::TEXT_ARRAY),
+            (&self.args, Type::BYTEA_ARRAY),
+            (&self.queues, Type::TEXT_ARRAY),
+            (&self.tenants, Type::TEXT_ARRAY),
+            (&self.metadata, Type::TEXT_ARRAY),
+            (&self.priorities, Type::INT4_ARRAY),
+            (&self.max_retries, Type::INT4_ARRAY),
+            (&self.timeouts, Type::INT8_ARRAY),
+            (&self.determinism, Type::INT4_ARRAY),
+            (&self.run_at, Type::TIMESTAMPTZ_ARRAY),
+            (&self.delays, Type::INT8_ARRAY),
+            (&self.unique_keys, Type::TEXT_ARRAY),
+            (&self.trace_contexts, Type::BYTEA_ARRAY),
+        ]
+    }
+}
+
+async fn insert(sql: &impl Sql, jobs: &[&NewJob]) -> Result<std::collections::HashSet<JobId>, Error> {
+    let columns = Columns::of(jobs);
+    let rows = sql.rows(ENQUEUE_BATCH, &columns.params()).await?;
     rows.iter().map(|written| row::id(written, "id")).collect()
 }

@@ -18,6 +18,7 @@ const TABLES: &[Migration] = migrations!("postgres":
     1 "0001_jobs.sql",
     2 "0002_fleet.sql",
     3 "0003_waits.sql",
+    4 "0004_fan_out.sql",
 );
 
 const FUNCTIONS: &str = include_str!("../../../sql/postgres/enqueue.sql");

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::session;
 use crate::error::Error;
+use crate::fan_out::FanOutId;
 use crate::job::{Determinism, DispatchToken, Job, JobId, JobStatus, metadata_from_storage};
 use crate::limits::{JobType, QueueName};
 
@@ -18,7 +19,7 @@ macro_rules! columns {
          j.previous_status, j.attempt, j.max_retries, j.timeout, j.determinism, j.last_error, j.dead_lettered_at, \
          j.dead_letter_reason, j.run_at, j.started_at, j.completed_at, j.created_at, j.updated_at, j.locked_by, \
          j.locked_until, j.last_heartbeat_at, j.dispatch_token, j.unique_key, j.parent_job_id, j.root_job_id, \
-         j.waiting_signal_name, j.result, j.trace_context"
+         j.fan_out_id, j.fan_out_index, j.waiting_signal_name, j.result, j.trace_context"
     };
 }
 
@@ -88,6 +89,8 @@ pub(super) fn job(row: &Row) -> Result<Job, Error> {
         unique_key: some_text(row, "unique_key")?,
         parent_job_id: some_id(row, "parent_job_id")?,
         root_job_id: some_id(row, "root_job_id")?,
+        fan_out_id: get::<Option<Uuid>>(row, "fan_out_id")?.map(FanOutId),
+        fan_out_index: count(row, "fan_out_index")?,
         waiting_signal_name: some_text(row, "waiting_signal_name")?,
         result: get(row, "result")?,
         trace_context: get(row, "trace_context")?,

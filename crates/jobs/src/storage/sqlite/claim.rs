@@ -5,12 +5,16 @@ use std::time::Duration;
 use rusqlite::{Connection, Row, ToSql, named_params, params};
 use uuid::Uuid;
 
+use super::fan_out::{stop_losers, tally_job};
 use super::row::{self, get};
 use super::threads::error;
 use crate::error::Error;
-use crate::job::{Claim, Job, JobId};
+use crate::job::{Claim, Job, JobId, JobStatus};
 use crate::limits::{JobType, QueueName, saturating_micros};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, QueueShare, Reclaim, Reclaimed, in_order};
+
+/// Failed fan-outs of which one failing job cancels the remaining children.
+const FAIL_SETTLES_MAX: u32 = 4;
 
 pub(super) fn claim(db: &Connection, request: &ClaimRequest) -> Result<Vec<Job>, Error> {
     let now = row::now(db)?;
@@ -117,7 +121,10 @@ pub(super) fn fail(db: &Connection, claim: &Claim, failure: &Failure, reason: De
         owned!()
     );
     let (now, reason) = (row::now(db)?, reason.as_str());
-    write_owned(db, FAIL, claim, &[(":error", &failure.error), (":reason", &reason), (":now", &now)])
+    write_owned(db, FAIL, claim, &[(":error", &failure.error), (":reason", &reason), (":now", &now)])?;
+    tally_job(db, claim.job_id, JobStatus::Failed)?;
+    stop_losers(db, FAIL_SETTLES_MAX)?;
+    Ok(())
 }
 
 pub(super) fn release(db: &Connection, claim: &Claim) -> Result<(), Error> {
@@ -146,6 +153,9 @@ pub(super) fn complete(db: &Connection, completions: &[Completion]) -> Result<Ve
         // Only with a status that was flipped here.
         if is_done && completion.delete_checkpoints {
             checkpoints.execute([completion.claim.job_id.as_uuid()]).map_err(error)?;
+        }
+        if is_done {
+            tally_job(db, completion.claim.job_id, JobStatus::Completed)?;
         }
         written.push(is_done);
     }
@@ -178,6 +188,9 @@ pub(super) fn reclaim(db: &Connection, reclaim: &Reclaim) -> Result<Vec<Reclaime
             ":now": now,
         };
         update.execute(params).map_err(error)?;
+        if job.is_dead {
+            tally_job(db, job.id, JobStatus::Failed)?;
+        }
     }
     Ok(stale)
 }

@@ -1,6 +1,6 @@
 //! Cancelling, pausing, requeueing and deleting. Nobody else writes meanwhile, so that a look is as good as a lock.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use rusqlite::types::Value;
@@ -8,6 +8,7 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params};
 use uuid::Uuid;
 
 use super::enqueue::holder_of_key;
+use super::fan_out::tally;
 use super::row;
 use super::threads::error;
 use crate::control::PurgeStatus;
@@ -78,9 +79,18 @@ pub(super) fn cancel(db: &Connection, id: JobId) -> Result<u64, Error> {
         status if status.is_terminal() => return Err(Error::JobNotCancellable { id, status }),
         _ => {}
     }
-    let mut ids = tree(db, id)?;
-    ids.insert(id.as_uuid());
+    stop(db, [id.as_uuid()])
+}
+
+/// Cancels what is unfinished of these jobs and of everything below them, and counts it in the fan-outs above.
+pub(super) fn stop(db: &Connection, roots: impl IntoIterator<Item = Uuid>) -> Result<u64, Error> {
+    let mut ids = BTreeSet::new();
+    for root in roots {
+        ids.extend(tree(db, JobId::from_uuid(root).ok_or_else(|| Error::Corrupt("an all-zero id".to_owned()))?)?);
+        ids.insert(root);
+    }
     let now = row::now(db)?;
+    let mut counts = BTreeMap::<Uuid, u32>::new();
     let mut cancelled = 0;
     for list in lists(ids) {
         execute(db, "delete from concurrency_slots where job_id in (select value from rarray(?1))", params![list])?;
@@ -89,9 +99,23 @@ pub(super) fn cancel(db: &Connection, id: JobId) -> Result<u64, Error> {
             "update jobs set status = 'cancelled', previous_status = null, completed_at = ?2,
                     last_error = 'cancelled by user', updated_at = ?2
               where id in (select value from rarray(?1)) and status in ",
-            live!()
+            live!(),
+            " returning fan_out_id"
         );
-        cancelled += execute(db, query, params![list, now])?;
+        let mut query = db.prepare_cached(query).map_err(error)?;
+        let stopped = query.query_map(params![list, now], |row| row.get::<_, Option<Uuid>>(0)).map_err(error)?;
+        for fan_out in stopped {
+            cancelled += 1;
+            if let Some(fan_out) = fan_out.map_err(error)? {
+                *counts.entry(fan_out).or_default() += 1;
+            }
+        }
+        let query = "update fan_outs set status = 'cancelled', updated_at = ?2
+                      where parent_job_id in (select value from rarray(?1)) and status = 'pending'";
+        execute(db, query, params![list, now])?;
+    }
+    for (fan_out, count) in counts {
+        tally(db, fan_out, JobStatus::Cancelled, count)?;
     }
     Ok(cancelled)
 }

@@ -95,7 +95,7 @@ fn take_window(db: &Connection, scope: &Scope, id: JobId, now: i64) -> Result<()
     Ok(())
 }
 
-fn insert(db: &Connection, job: &NewJob, now: i64) -> Result<(), Error> {
+pub(super) fn insert(db: &Connection, job: &NewJob, now: i64) -> Result<(), Error> {
     let query = "insert into jobs (
             id, type, args, queue, tenant, metadata, priority, max_retries, timeout, determinism, run_at,
             unique_key, trace_context, created_at, updated_at)
