@@ -116,7 +116,7 @@ pub use storage::sqlite::{self, SqliteStorage};
 pub use storage::{
     BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, KindPlan, LeaseStore, Migrated, OwnershipStore,
     Protection, Received, RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage,
-    StoredError, TimerStore, UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken,
+    StoredError, TimerStore, UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken, connect,
 };
 pub use wake::{Subscription, WakeHub};
 pub use worker::{QueueOptions, Worker, WorkerBuilder, WorkerHealth};

@@ -1,5 +1,6 @@
 //! What a storage has to do, and what it may do besides.
 
+mod connect;
 mod fleet;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod fragment;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+pub use self::connect::connect;
 pub use self::fleet::{LeaseStore, OwnershipStore, WakeStore};
 pub use self::run::{Checkpoint, CheckpointStore, Received, SignalStore, Slept, StoredError, TimerStore, Until, Woken};
 use crate::control::{DeadLetterFilter, PurgeStatus};
