@@ -9,7 +9,7 @@ mod flush;
 mod load;
 mod queue;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +57,9 @@ impl Default for Limits {
 /// One message to be stored.
 #[derive(Clone, Debug)]
 pub struct Message {
+    /// Minted when it is packed for the first time, and kept from then on: a message whose fate is unknown is tried
+    /// again under the same id.
+    pub id: Option<Uuid>,
     /// Checked already; `None` takes the message id.
     pub transaction_id: Option<String>,
     pub trace_id: Option<Uuid>,
@@ -81,10 +84,21 @@ pub enum Outcome {
     Queued(Uuid),
     /// Its transaction id is stored already, by the message of this id; all-zero if retention has deleted it.
     Duplicate(Uuid),
+    /// On this server's disk under this message id, to be stored later.
+    Buffered(Uuid),
 }
 
-/// One outcome a message, or why the whole group was not stored. A bundle's failure is shared by its groups.
-pub type Answer = Result<Vec<Outcome>, Arc<Error>>;
+/// One outcome a message, or why the whole group was not stored.
+pub type Answer = Result<Vec<Outcome>, Failure>;
+
+/// A group that was not stored, or may have been: the connection may have broken after the commit.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// A bundle's failure is shared by its groups.
+    pub error: Arc<Error>,
+    /// What was handed in, with the ids under which it was tried. `None` if it is lost.
+    pub group: Option<Group>,
+}
 
 /// The committer of one server. Cheap to clone.
 #[derive(Clone)]
@@ -102,7 +116,7 @@ struct Shared {
     limits: Limits,
     queue: Mutex<Queue>,
     room: Arc<Semaphore>,
-    patient: Semaphore,
+    patient: OnceLock<Semaphore>,
     loads: Semaphore,
     packers: Mutex<Vec<Packer>>,
 }
@@ -112,7 +126,6 @@ impl Bundler {
     pub fn new(
         db: Db, limits: Limits, sealing: Arc<Sealing>, on_stored: impl Fn(&PartitionName) + Send + Sync + 'static,
     ) -> Self {
-        let connections = db.status().max_size;
         let shared = Shared {
             db,
             on_stored: Box::new(on_stored),
@@ -121,7 +134,7 @@ impl Bundler {
             limits,
             queue: Mutex::default(),
             room: Arc::new(Semaphore::new(WAITING_BYTES_MAX / PERMIT_BYTES)),
-            patient: Semaphore::new((connections / 4).clamp(1, PATIENT_MAX)),
+            patient: OnceLock::new(),
             loads: Semaphore::new(1),
             packers: Mutex::default(),
         };
@@ -144,8 +157,7 @@ impl Bundler {
         drop(room);
         let mut answers = Vec::with_capacity(replies.len());
         for reply in replies {
-            answers
-                .push(reply.await.unwrap_or_else(|_| Err(Arc::new(Error::Retryable("the flush was lost".to_owned())))));
+            answers.push(reply.await.unwrap_or_else(|_| Err(Failure::lost())));
         }
         Ok(answers)
     }
@@ -166,8 +178,14 @@ impl Bundler {
     }
 }
 
+impl Failure {
+    fn lost() -> Self {
+        Self { error: Arc::new(Error::Retryable("the flush was lost".to_owned())), group: None }
+    }
+}
+
 impl Group {
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.messages.iter().map(|m| m.payload.len() + m.transaction_id.as_ref().map_or(36, String::len) + 64).sum()
     }
 }
@@ -182,6 +200,11 @@ impl Shared {
             queue.busy += 1;
             tokio::spawn(lane(Lane(self.clone())));
         }
+    }
+
+    /// A share of the pool, whose size is known when the database has answered.
+    fn patient(&self) -> &Semaphore {
+        self.patient.get_or_init(|| Semaphore::new((self.db.status().max_size / 4).clamp(1, PATIENT_MAX)))
     }
 
     fn packer(&self) -> Packer {

@@ -1,6 +1,7 @@
 //! Settings: what was given as text becomes a checked, typed [`Config`] that is passed down.
 
 mod auth;
+mod messaging;
 mod raw;
 mod setting;
 
@@ -13,7 +14,7 @@ use tokio_postgres::config::SslMode;
 use crate::auth::Settings as Auth;
 use crate::db::Statements;
 use crate::seal::Key;
-use raw::{GivenDatabase, GivenMessaging, GivenRetention, GivenServer};
+use raw::{GivenDatabase, GivenRetention, GivenServer};
 pub use raw::{RawAuth, RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer, UNBUILT, UNBUILT_FAMILIES};
 pub use setting::{Findings, Row, Secret};
 
@@ -43,6 +44,18 @@ pub struct Server {
     pub bodies_bytes_max: usize,
     /// `None` when payloads are stored in clear.
     pub encryption_key: Option<Key>,
+    pub spool: Spool,
+}
+
+/// Where pushes are kept while the database is away.
+#[derive(Debug, Clone)]
+pub struct Spool {
+    /// `None` for the default, in the data folder.
+    pub folder: Option<PathBuf>,
+    pub bytes_max: u64,
+    pub pause_first_ms: u64,
+    pub batch_messages: usize,
+    pub messages_per_file: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -60,6 +73,8 @@ pub struct Database {
     pub statement_timeout: Duration,
     pub statements: Statements,
     pub apply_schema: bool,
+    /// Where a server keeps what is its own.
+    pub data_dir: PathBuf,
 }
 
 /// Where the database is.
@@ -167,7 +182,7 @@ impl Config {
             log,
             database: check_database(database.given(), &mut findings),
             retention: check_retention(retention.given(), &mut findings),
-            messaging: check_messaging(messaging.given(), &mut findings),
+            messaging: messaging::check(messaging.given(), &mut findings),
         };
         findings.warnings.extend(
             variables
@@ -259,18 +274,12 @@ fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) 
         encryption_key,
         tenancy_header,
         file_buffer_dir,
+        file_buffer_max_bytes,
         file_buffer_flush_ms,
         file_buffer_max_batch,
         file_buffer_events_per_file,
     } = given;
-    for inert in [
-        log_rates_ms,
-        log_topn_queues,
-        file_buffer_dir,
-        file_buffer_flush_ms,
-        file_buffer_max_batch,
-        file_buffer_events_per_file,
-    ] {
+    for inert in [log_rates_ms, log_topn_queues] {
         inert.read(findings);
     }
     let encryption_key = check_encryption_key(&encryption_key.read(), findings);
@@ -287,6 +296,13 @@ fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) 
         idle_timeout: Duration::from_millis(idle_timeout_ms.read_u64(findings)),
         bodies_bytes_max: bodies_bytes_max.read_usize(findings),
         encryption_key,
+        spool: Spool {
+            folder: file_buffer_dir.read_given().map(PathBuf::from),
+            bytes_max: file_buffer_max_bytes.read_u64(findings),
+            pause_first_ms: file_buffer_flush_ms.read_u64(findings),
+            batch_messages: file_buffer_max_batch.read_usize(findings),
+            messages_per_file: file_buffer_events_per_file.read_usize(findings),
+        },
     };
     let filter = rust_log.read_given().unwrap_or_else(|| log_level.read());
     if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&filter) {
@@ -342,6 +358,7 @@ fn check_database(given: GivenDatabase, findings: &mut Findings) -> Database {
         data_dir,
         postgres_bin_dir,
     } = given;
+    let data_dir = PathBuf::from(data_dir.read());
     let url_given = database_url.is_set();
     let parts_given = pg_host.is_set() || pg_port.is_set() || pg_database.is_set() || pg_db.is_set();
     let login_given = pg_user.is_set() || pg_password.is_set();
@@ -374,7 +391,7 @@ fn check_database(given: GivenDatabase, findings: &mut Findings) -> Database {
     } else {
         note_embedded(login_given, tls.required, &direct, findings);
         DatabaseSource::Embedded(Embedded {
-            data_dir: PathBuf::from(data_dir.read()),
+            data_dir: data_dir.clone(),
             bin_dir: postgres_bin_dir.read_given().map(PathBuf::from),
         })
     };
@@ -388,6 +405,7 @@ fn check_database(given: GivenDatabase, findings: &mut Findings) -> Database {
             _ => Statements::Prepared,
         },
         apply_schema: apply_schema.read(findings),
+        data_dir,
     }
 }
 
@@ -451,49 +469,6 @@ fn read_url(variable: &str, url: &str, tls: &Tls, findings: &mut Findings) -> to
                 url.len()
             ));
             tokio_postgres::Config::new()
-        }
-    }
-}
-
-fn check_messaging(given: GivenMessaging, findings: &mut Findings) -> Messaging {
-    let GivenMessaging {
-        zstd_level,
-        push_lanes,
-        dedup_cache,
-        dedup_cache_mb,
-        default_timeout,
-        pop_default_timeout_ms,
-        default_subscription_mode,
-        pop_wait_initial_interval_ms,
-        pop_wait_backoff_threshold,
-        pop_wait_backoff_multiplier,
-        pop_wait_max_interval_ms,
-    } = given;
-    let cache_bytes = dedup_cache_mb.read_usize(findings) << 20;
-    let fallback_ms = pop_default_timeout_ms.read_u64(findings);
-    let first_ms = default_timeout.read_u64(findings);
-    Messaging {
-        zstd_level: zstd_level.read_i32(findings),
-        push_lanes: push_lanes.read_usize(findings),
-        dedup_cache_bytes: dedup_cache.read(findings).then_some(cache_bytes),
-        pop_timeout_ms: if default_timeout.is_set() { first_ms } else { fallback_ms },
-        subscription_mode: read_mode(&default_subscription_mode.read(), findings),
-        pop_wait: PopWait {
-            initial_interval_ms: pop_wait_initial_interval_ms.read_u64(findings),
-            backoff_threshold: pop_wait_backoff_threshold.read_u64(findings),
-            backoff_multiplier: pop_wait_backoff_multiplier.read(findings),
-            max_interval_ms: pop_wait_max_interval_ms.read_u64(findings),
-        },
-    }
-}
-
-fn read_mode(text: &str, findings: &mut Findings) -> SubscriptionMode {
-    match text.to_ascii_lowercase().as_str() {
-        "new" | "new-only" | "new_only" | "newonly" => SubscriptionMode::New,
-        "all" => SubscriptionMode::All,
-        _ => {
-            findings.warnings.push(format!("DEFAULT_SUBSCRIPTION_MODE={text:?} is read as all"));
-            SubscriptionMode::All
         }
     }
 }

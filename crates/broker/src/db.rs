@@ -20,6 +20,7 @@ mod tls;
 pub mod traces;
 pub mod transaction;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -82,6 +83,7 @@ pub struct Db {
     connector: MakeRustlsConnect,
     statements: Statements,
     statement_timeout: Duration,
+    is_open: Arc<AtomicBool>,
 }
 
 /// Connections that the pool leaves free for the leader gate, its watch and its vacuum, LISTEN, migrations
@@ -89,14 +91,21 @@ pub struct Db {
 const CONNECTIONS_RESERVED: i64 = 7;
 
 impl Db {
-    /// A pool of at most `size` connections; fewer if the database has fewer to give, which is logged.
+    /// A pool as [`Db::closed`] makes it, and opened at once.
     ///
     /// # Errors
     /// If the database cannot be reached.
     pub async fn open(
         target: &Target, size: usize, statements: Statements, statement_timeout: Duration,
     ) -> Result<Self, Error> {
-        let size = capped_size(target, size).await?;
+        let db = Self::closed(target, size, statements, statement_timeout);
+        db.cap(target).await?;
+        db.let_in();
+        Ok(db)
+    }
+
+    /// A pool of at most `size` connections that gives none out before [`Db::let_in`].
+    pub fn closed(target: &Target, size: usize, statements: Statements, statement_timeout: Duration) -> Self {
         let mut config = target.config.clone();
         config.application_name("ebbtide");
         if statements == Statements::Prepared {
@@ -113,7 +122,22 @@ impl Db {
             .timeouts(Timeouts { wait, create: wait, recycle: wait })
             .build()
             .expect("a runtime is given with the timeouts");
-        Ok(Self { pool, connector: target.connector(), statements, statement_timeout })
+        Self { pool, connector: target.connector(), statements, statement_timeout, is_open: Arc::default() }
+    }
+
+    /// Makes the pool smaller if the database has fewer connections to give, which is logged.
+    ///
+    /// # Errors
+    /// If the database cannot be reached.
+    pub async fn cap(&self, target: &Target) -> Result<(), Error> {
+        let size = capped_size(target, self.status().max_size).await?;
+        self.pool.resize(size);
+        Ok(())
+    }
+
+    /// Gives out connections from now on: the schema is there.
+    pub fn let_in(&self) {
+        self.is_open.store(true, Ordering::Release);
     }
 
     /// A connection from the pool, waiting at most the statement time-out for one.
@@ -121,6 +145,9 @@ impl Db {
     /// # Errors
     /// [`Error::Pool`] if none could be had.
     pub async fn conn(&self) -> Result<Conn, Error> {
+        if !self.is_open.load(Ordering::Acquire) {
+            return Err(Error::Pool);
+        }
         match self.pool.get().await {
             Ok(object) => Ok(Conn {
                 object: Some(object),

@@ -78,6 +78,12 @@ pub enum Error {
     /// The encryption of a queue is not as the caller thought; nothing was written.
     #[error("the encryption of a queue was switched meanwhile")]
     EncryptionChanged,
+    /// The database is there and takes no writes: a standby, or one without room.
+    #[error("the database takes no writes: {0}")]
+    TakesNoWrites(String),
+    /// The database is away, and what it would store cannot be kept on this server's disk either.
+    #[error("{0}")]
+    NotSpooled(String),
     /// The connection broke.
     #[error("the database connection broke")]
     Disconnected,
@@ -106,7 +112,7 @@ impl Error {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::KeysUnavailable | Self::Overloaded(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::KeysUnavailable | Self::Overloaded(_) | Self::NotSpooled(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -122,6 +128,7 @@ impl Error {
             | Self::Corrupt(_)
             | Self::Sealed(_)
             | Self::EncryptionChanged
+            | Self::TakesNoWrites(_)
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -131,7 +138,25 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Retryable(_) | Self::LockTimeout | Self::ForeignKey | Self::EncryptionChanged)
     }
+
+    /// Whether the database is away, so that what it would store is better kept until it is back. Unless there was no
+    /// connection at all, nobody knows whether the statement was carried out.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Pool | Self::Disconnected | Self::StatementTimeout | Self::TakesNoWrites(_))
+    }
+
+    /// Whether the database will refuse the same data for ever: data, a constraint or a limit of its own is against it.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Db(error) => error.code().is_some_and(|code| REFUSALS.contains(&&code.code()[..2])),
+            Self::TooLarge(_) => true,
+            _ => false,
+        }
+    }
 }
+
+/// Classes of SQLSTATE that are about the data: data exception, integrity constraint, program limit.
+const REFUSALS: &[&str] = &["22", "23", "54"];
 
 /// The engine's own codes: raised by functions in `queen`, matched here and nowhere else.
 pub mod code {
@@ -169,6 +194,7 @@ impl From<tokio_postgres::Error> for Error {
             &SqlState::LOCK_NOT_AVAILABLE => Self::LockTimeout,
             &SqlState::FOREIGN_KEY_VIOLATION => Self::ForeignKey,
             &SqlState::QUERY_CANCELED => Self::StatementTimeout,
+            &SqlState::READ_ONLY_SQL_TRANSACTION | &SqlState::DISK_FULL => Self::TakesNoWrites(message),
             &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN | &SqlState::CANNOT_CONNECT_NOW => Self::Disconnected,
             _ => Self::Db(error),
         }

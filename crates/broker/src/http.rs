@@ -22,6 +22,7 @@ mod pop;
 mod push;
 mod resources;
 mod retry;
+mod system;
 mod traces;
 mod transaction;
 
@@ -45,6 +46,7 @@ use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::error::Error;
 use crate::seal::{Sealer, Sealing};
+use crate::spool::{Settings as SpoolSettings, Spool};
 use crate::telemetry::Telemetry;
 use crate::wake::Wake;
 pub use budget::Budget;
@@ -76,6 +78,8 @@ pub struct Settings {
     pub sealer: Sealer,
     /// How tokens are checked; `None` when requests need none.
     pub auth: Option<TokenSettings>,
+    /// Where pushes go while the database is away; `None` when they fail.
+    pub spool: Option<SpoolSettings>,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -107,6 +111,7 @@ impl Default for Settings {
             push: Limits::default(),
             sealer: Sealer::default(),
             auth: None,
+            spool: None,
         }
     }
 }
@@ -119,7 +124,8 @@ pub struct App {
     pub wake: Wake,
     pub leases: Leases,
     pub telemetry: Arc<Telemetry>,
-    pub bundler: Bundler,
+    /// Takes pushes, whatever becomes of the database.
+    pub spool: Spool,
     /// What encrypts payloads at rest, and which queues want it.
     pub sealing: Arc<Sealing>,
     /// `None` when requests need no token.
@@ -129,7 +135,9 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(db: Db, settings: Settings) -> Arc<Self> {
+    /// # Errors
+    /// If the spool's folder cannot be used.
+    pub fn new(db: Db, settings: Settings) -> std::io::Result<Arc<Self>> {
         metrics::install();
         let wake = Wake::new();
         let woken = wake.clone();
@@ -138,9 +146,14 @@ impl App {
             woken.pushed(name.queue(), name.partition());
         });
         let telemetry = Arc::new(Telemetry::new());
+        let spool = match settings.spool.clone() {
+            Some(spool) => Spool::open(spool, bundler, db.clone(), settings.sealer.clone(), telemetry.clone())?,
+            None => Spool::none(bundler, db.clone(), telemetry.clone()),
+        };
         let bodies = Budget::new(settings.bodies_bytes_max.max(settings.body_bytes_max));
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
-        Arc::new(Self { db, settings, wake, leases: Leases::default(), telemetry, bundler, sealing, auth, bodies })
+        let leases = Leases::default();
+        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies }))
     }
 }
 
@@ -158,6 +171,7 @@ fn families() -> OpenApiRouter<Arc<App>> {
         ("Consumer groups", consumer_groups::routes()),
         ("Resources", resources::routes()),
         ("Traces", traces::routes()),
+        ("System", system::routes()),
         ("Health", health::routes()),
         ("Metrics", metrics::routes()),
         ("Document", openapi::routes()),

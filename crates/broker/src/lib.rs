@@ -14,5 +14,6 @@ pub mod logging;
 pub mod retention;
 pub mod seal;
 pub mod segment;
+pub mod spool;
 pub mod telemetry;
 pub mod wake;

@@ -178,7 +178,7 @@ async fn large_bodies_share_their_memory_and_small_ones_get_through() {
 async fn a_server_that_stops_finishes_what_is_under_way() {
     let database = Database::create().await;
     let db = Db::open(&database.target, 4, Statements::Prepared, PATIENCE).await.expect("pool");
-    let app = App::new(db, Settings::default());
+    let app = App::new(db, Settings::default()).expect("no spool");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let (stop, stopped) = oneshot::channel::<()>();

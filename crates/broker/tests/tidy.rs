@@ -25,7 +25,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wake", &["db", "error", "id"]),
     ("telemetry", &["db", "error", "id"]),
     ("bundle", &["db", "dedup", "error", "id", "seal", "segment"]),
-    ("http", &["auth", "bundle", "db", "dedup", "error", "id", "seal", "segment", "telemetry", "wake"]),
+    ("spool", &["bundle", "db", "error", "id", "seal", "segment", "telemetry"]),
+    ("http", &["auth", "bundle", "db", "dedup", "error", "id", "seal", "segment", "spool", "telemetry", "wake"]),
     ("retention", &["config", "db", "error", "id"]),
     (
         "cli",
@@ -43,6 +44,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "retention",
             "seal",
             "segment",
+            "spool",
             "telemetry",
             "wake",
         ],

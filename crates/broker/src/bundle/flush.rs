@@ -11,7 +11,7 @@ use tracing::debug;
 use uuid::Uuid;
 
 use super::queue::{Taken, Waiting};
-use super::{Answer, Message, Outcome, Shared, load};
+use super::{Answer, Failure, Group, Message, Outcome, Shared, load};
 use crate::db::Conn;
 use crate::db::push::{Batch, Pushed, Written, log_provision_v1, log_push_batch_v1, log_segment_at_v1};
 use crate::dedup::Hint;
@@ -62,9 +62,19 @@ impl Flight {
     }
 
     fn fail(mut self, error: &Arc<Error>) {
-        for group in self.groups.drain(..) {
-            reply(group, Err(error.clone()));
+        for mut group in self.groups.drain(..) {
+            let messages = std::mem::take(&mut group.messages);
+            let given = Group { name: self.name.clone(), messages };
+            reply(group, Err(Failure { error: error.clone(), group: Some(given) }));
         }
+    }
+
+    /// Gives each message that has no outcome its id, and says which ones those are. Called in offset order and with
+    /// the partition in flight, so that ids sort along the partition.
+    fn mint(&mut self) -> Vec<(usize, Uuid)> {
+        let messages = self.groups.iter_mut().flat_map(|group| &mut group.messages);
+        let open = messages.enumerate().filter(|(position, _)| self.outcomes[*position].is_none());
+        open.map(|(position, message)| (position, *message.id.get_or_insert_with(new_message_id))).collect()
     }
 }
 
@@ -123,10 +133,8 @@ impl<'a> Flush<'a> {
 }
 
 /// Makes the segment of what has no outcome yet. `None` if the flight ended here.
-fn pack(flight: Flight, packer: &mut Packer) -> Option<Element> {
-    let open = flight.outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_none());
-    // Made here, in offset order and with the partition in flight, so that ids sort along the partition.
-    let frames: Vec<(usize, Uuid)> = open.map(|(position, _)| (position, new_message_id())).collect();
+fn pack(mut flight: Flight, packer: &mut Packer) -> Option<Element> {
+    let frames = flight.mint();
     match segment(&flight, &frames, packer) {
         Ok(packed) => {
             let hint = flight.shared.index.hint(&flight.name, &packed.hashes);
@@ -226,7 +234,7 @@ fn batch<'a>(elements: &'a [Element], ids: &[PartitionId]) -> Batch<'a> {
 
 /// Whether an element may fare better without the others. When the database is away, none does.
 fn is_worth_splitting(error: &Error) -> bool {
-    !matches!(error, Error::Pool | Error::Disconnected | Error::StatementTimeout)
+    !error.is_away()
 }
 
 /// Pushes the partitions of a failed bundle one by one. One whose lock is slow waits in a task of its own.
@@ -249,7 +257,7 @@ async fn split(shared: &Arc<Shared>, elements: Vec<Element>, packer: &mut Packer
 }
 
 async fn wait_for_lock(shared: Arc<Shared>, mut elements: Vec<Element>) {
-    let _permit = shared.patient.acquire().await.expect("never closed");
+    let _permit = shared.patient().acquire().await.expect("never closed");
     let mut packer = shared.packer();
     match write(&shared, &mut elements, None, &mut packer).await {
         Ok(pushed) => finish(&shared, elements, pushed, &mut packer).await,

@@ -103,18 +103,19 @@ impl Queue {
 
 impl Partition {
     /// Takes groups, at least one. Stops before a group that repeats a transaction id: whether the
-    /// second is a duplicate depends on the queue's window, so the database is asked, in a later call.
+    /// second is a duplicate depends on the queue's window, so the database is asked, in a later call. Messages that
+    /// have their ids already travel alone: those ids may be older than the ones in front.
     fn take_segment(&mut self, bytes_max: usize) -> Vec<Waiting> {
         let first = self.waiting.pop_front().expect("a ready partition has a group");
         let (mut bytes, mut messages) = (first.bytes, first.messages.len());
         let mut groups = vec![first];
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() || has_ids(&groups[0]) {
             return groups;
         }
         let mut seen: HashSet<[u8; HASH_BYTES]> = transaction_ids(&groups[0]).map(hash).collect();
         while let Some(next) = self.waiting.front() {
             let is_full = bytes + next.bytes > bytes_max || messages + next.messages.len() > SEGMENT_MESSAGES_MAX;
-            if is_full || transaction_ids(next).any(|id| seen.contains(&hash(id))) {
+            if is_full || has_ids(next) || transaction_ids(next).any(|id| seen.contains(&hash(id))) {
                 break;
             }
             seen.extend(transaction_ids(next).map(hash));
@@ -130,6 +131,10 @@ fn transaction_ids(group: &Waiting) -> impl Iterator<Item = &str> {
     group.messages.iter().filter_map(|message| message.transaction_id.as_deref())
 }
 
+fn has_ids(group: &Waiting) -> bool {
+    group.messages.iter().any(|message| message.id.is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -140,6 +145,7 @@ mod tests {
     fn group(ids: &[&str], payload_bytes: usize) -> Waiting {
         let payload = Bytes::from(vec![b' '; payload_bytes]);
         let message = |id: &&str| Message {
+            id: None,
             transaction_id: Some((*id).to_owned()),
             trace_id: None,
             producer: None,
@@ -188,6 +194,20 @@ mod tests {
         assert_eq!(queue.take()[0].groups.len(), 1);
         queue.land(&name("1"));
         assert_eq!(queue.take()[0].groups.len(), 2, "in order");
+    }
+
+    #[test]
+    fn messages_with_ids_of_their_own_travel_alone() {
+        let mut queue = Queue::default();
+        let mut with_ids = group(&["b"], 10);
+        with_ids.messages[0].id = Some(uuid::Uuid::now_v7());
+        for each in [group(&["a"], 10), with_ids, group(&["c"], 10), group(&["d"], 10)] {
+            queue.add(name("1"), each);
+        }
+        for expected in [1, 1, 2] {
+            assert_eq!(queue.take()[0].groups.len(), expected);
+            queue.land(&name("1"));
+        }
     }
 
     #[test]

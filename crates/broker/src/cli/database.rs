@@ -44,9 +44,9 @@ impl Opened {
     }
 }
 
-/// `None` if it was told to stop before the database answered.
-pub(super) async fn open(settings: &Database, stop: &CancellationToken) -> anyhow::Result<Option<Opened>> {
-    let opened = match &settings.source {
+/// Starts the embedded database, or takes the address of another. `None` if it was told to stop meanwhile.
+pub(super) async fn find(settings: &Database, stop: &CancellationToken) -> anyhow::Result<Option<Opened>> {
+    match &settings.source {
         DatabaseSource::Embedded(embedded) => {
             let start = Cluster::start(&embedded.data_dir, embedded.bin_dir.as_deref(), settings.pool_size);
             let cluster = tokio::select! {
@@ -55,11 +55,21 @@ pub(super) async fn open(settings: &Database, stop: &CancellationToken) -> anyho
             };
             let target = Target { config: cluster.address(), tls: TlsSettings::unused() };
             let shown = format!("embedded in {}", cluster.folder().display());
-            Opened { work: target.clone(), direct: target, shown, cluster: Some(cluster) }
+            Ok(Some(Opened { work: target.clone(), direct: target, shown, cluster: Some(cluster) }))
         }
-        DatabaseSource::External(addresses) => external(addresses, &settings.tls)?,
-    };
-    if answers(&opened.direct, stop).await? && answers(&opened.work, stop).await? {
+        DatabaseSource::External(addresses) => external(addresses, &settings.tls).map(Some),
+    }
+}
+
+/// Waits until the database answers. `false` if it was told to stop before.
+pub(super) async fn await_answer(opened: &Opened, stop: &CancellationToken) -> anyhow::Result<bool> {
+    Ok(answers(&opened.direct, stop).await? && answers(&opened.work, stop).await?)
+}
+
+/// A database that answers. `None` if it was told to stop before.
+pub(super) async fn open(settings: &Database, stop: &CancellationToken) -> anyhow::Result<Option<Opened>> {
+    let Some(opened) = find(settings, stop).await? else { return Ok(None) };
+    if await_answer(&opened, stop).await? {
         return Ok(Some(opened));
     }
     opened.close().await;

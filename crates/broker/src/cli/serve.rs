@@ -1,10 +1,13 @@
 //! `ebbtide serve`: database, schema, retention, HTTP; and all of it down again in order.
 
 use std::io::Write;
+use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ebbtide_sweep::pause;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -13,21 +16,25 @@ use tracing::{info, warn};
 use super::database::{self, Opened};
 use super::files;
 use crate::bundle::Limits;
-use crate::config::{Config, Messaging, Retention, Server, SubscriptionMode};
+use crate::config::{Config, Messaging, Retention, Server, Spool, SubscriptionMode};
 use crate::db::Db;
 use crate::db::configure::encrypted_queues_v1;
+use crate::error::Error;
 use crate::http::{self, App, ConnectionLimits, PopWait, Settings};
 use crate::retention;
 use crate::seal::Sealer;
+use crate::spool::Settings as SpoolSettings;
 use crate::telemetry::{Flusher, Identity};
 
 /// How long requests under way may take to finish when the server stops.
 const REQUESTS_WAIT: Duration = Duration::from_secs(10);
 /// How long the deletion step in flight may take to finish.
 const STEP_WAIT: Duration = Duration::from_secs(10);
+/// Before another try with a database that went away during the start.
+const RESTART_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    let Some(opened) = database::open(&config.database, &stop).await? else { return Ok(()) };
+    let Some(opened) = database::find(&config.database, &stop).await? else { return Ok(()) };
     let outcome = tokio::select! {
         outcome = serve(&config, &opened, &stop) => outcome,
         reason = opened.failed() => Err(anyhow::anyhow!("the embedded database failed: {reason}")),
@@ -38,27 +45,53 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> anyhow::Resu
     outcome
 }
 
+/// Serves from the start, so that a server whose database is not there yet can say so and spool.
 async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> anyhow::Result<()> {
-    let prepared = tokio::select! {
-        prepared = prepare(config, opened) => prepared?,
-        () = stop.cancelled() => return Ok(()),
+    let app = make_app(config, opened)?;
+    let listen = config.server.listen;
+    let listener = match TcpListener::bind(listen).await {
+        Ok(listener) => listener,
+        Err(error) => bail!("cannot listen on {listen}: {error}; PORT and QUEEN_BIND_ADDR choose another"),
     };
-    let (listener, app) = prepared;
+    let address = listener.local_addr()?;
+    info!(target: "serve", address = %address, "listening");
+    let mut serving = std::pin::pin!(serve_requests(listener, app.clone(), stop));
+    let up = tokio::select! {
+        up = bring_up(config, opened, &app, stop) => up,
+        () = &mut serving => return Ok(()),
+    };
+    let outcome = match up {
+        Ok(true) => work(config, opened, &app, address, stop, serving.as_mut()).await,
+        Ok(false) => Ok(()),
+        Err(error) => Err(error),
+    };
+    stop.cancel();
+    outcome
+}
+
+/// From the database's first answer to the end.
+async fn work(
+    config: &Config, opened: &Opened, app: &Arc<App>, address: std::net::SocketAddr, stop: &CancellationToken,
+    serving: Pin<&mut (impl Future<Output = ()> + Send)>,
+) -> anyhow::Result<()> {
     tokio::spawn(app.wake.clone().listen(opened.direct.clone(), stop.clone()));
     if let Some(auth) = app.auth.clone() {
         // It bounds its own time.
         tokio::spawn(async move { auth.warm_up().await });
     }
-    let address = listener.local_addr()?;
     let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(address.port()));
     let interval = Duration::from_millis(config.retention.metrics_flush_ms);
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
+    let replaying = tokio::spawn(app.spool.clone().replay(stop.clone()));
     let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());
     say_ready(config, address, &opened.shown);
-    serve_requests(listener, app, stop).await;
+    serving.await;
     stop.cancel();
     if timeout(STEP_WAIT, sweeping).await.is_err() {
         warn!(target: "serve", "a deletion step was cut off that did not finish in time");
+    }
+    if timeout(STEP_WAIT, replaying).await.is_err() {
+        warn!(target: "serve", "a replay of the spool was cut off; it begins again at the next start");
     }
     // Before the database goes; it bounds its own time.
     flushing.await.context("the metrics flush panicked")
@@ -76,19 +109,66 @@ async fn serve_requests(listener: TcpListener, app: Arc<App>, stop: &Cancellatio
     }
 }
 
-async fn prepare(config: &Config, opened: &Opened) -> anyhow::Result<(TcpListener, Arc<App>)> {
+/// What answers requests. It needs no database yet: it refuses or spools until there is one.
+fn make_app(config: &Config, opened: &Opened) -> anyhow::Result<Arc<App>> {
     let Config { server, auth, log: _, database, retention, messaging } = config;
-    database::prepare_schema(opened, database.apply_schema).await?;
-    let db = Db::open(&opened.work, database.pool_size, database.statements, database.statement_timeout).await?;
+    let db = Db::closed(&opened.work, database.pool_size, database.statements, database.statement_timeout);
+    let spool = spool_settings(&server.spool, &database.data_dir);
+    let folder = spool.folder.display().to_string();
+    let is_optional = !spool.make_at_once;
     let mut settings = Settings { auth: auth.clone(), ..http_settings(server, messaging, retention) };
     settings.connections.most = files::room_for(server.connections_max, db.status().max_size);
-    let app = App::new(db, settings);
-    warn_about_clear_text(&app).await?;
-    let listener = match TcpListener::bind(server.listen).await {
-        Ok(listener) => listener,
-        Err(error) => bail!("cannot listen on {}: {error}; PORT and QUEEN_BIND_ADDR choose another", server.listen),
+    let app = match App::new(db.clone(), Settings { spool: Some(spool), ..settings.clone() }) {
+        Err(error) if is_optional => {
+            warn!(target: "serve", folder, %error, "no spool: pushes fail while the database is away; FILE_BUFFER_DIR names another folder");
+            App::new(db, settings)?
+        }
+        app => app.with_context(|| format!("FILE_BUFFER_DIR: the spool in {folder} cannot be used"))?,
     };
-    Ok((listener, app))
+    app.spool.expect(false);
+    Ok(app)
+}
+
+fn spool_settings(spool: &Spool, data_dir: &Path) -> SpoolSettings {
+    SpoolSettings {
+        folder: spool.folder.clone().unwrap_or_else(|| data_dir.join("buffers")),
+        make_at_once: spool.folder.is_some(),
+        bytes_max: spool.bytes_max,
+        messages_per_file: spool.messages_per_file,
+        batch_messages: spool.batch_messages,
+        pause_first: Duration::from_millis(spool.pause_first_ms),
+    }
+}
+
+/// Waits for the database, makes its schema fit, and lets requests in. `false` if it was told to stop before.
+async fn bring_up(config: &Config, opened: &Opened, app: &Arc<App>, stop: &CancellationToken) -> anyhow::Result<bool> {
+    loop {
+        if !database::await_answer(opened, stop).await? {
+            return Ok(false);
+        }
+        let prepared = async {
+            database::prepare_schema(opened, config.database.apply_schema).await?;
+            app.db.cap(&opened.work).await?;
+            app.spool.expect(true);
+            app.db.let_in();
+            warn_about_clear_text(app).await
+        };
+        let prepared = tokio::select! {
+            prepared = prepared => prepared,
+            () = stop.cancelled() => return Ok(false),
+        };
+        match prepared {
+            // It went away again at once.
+            Err(error) if error.downcast_ref::<Error>().is_some_and(Error::is_away) => {
+                warn!(target: "serve", error = format!("{error:#}"), "the database went away during the start");
+                app.spool.expect(false);
+                if !pause(RESTART_PAUSE, stop).await {
+                    return Ok(false);
+                }
+            }
+            prepared => return prepared.map(|()| true),
+        }
+    }
 }
 
 /// A queue that asks for encryption gets none from a server without the key.

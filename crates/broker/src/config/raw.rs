@@ -128,14 +128,16 @@ settings! {
     encryption_key = "QUEEN_ENCRYPTION_KEY": Hidden { accepts: "64 hex digits" };
     /// Tenants by request header. Asking for it stops the start: this version serves one tenant.
     tenancy_header = "QUEEN_TENANCY_HEADER": Flag { default: false };
-    /// Folder of the disk spool.
-    file_buffer_dir = "FILE_BUFFER_DIR": Inert { why: "a push fails while the database is away; nothing is spooled to disk" };
-    /// Flush period of the disk spool.
-    file_buffer_flush_ms = "FILE_BUFFER_FLUSH_MS": Inert { why: "nothing is spooled to disk" };
-    /// Batch of the disk spool.
-    file_buffer_max_batch = "FILE_BUFFER_MAX_BATCH": Inert { why: "nothing is spooled to disk" };
-    /// Events in a file of the disk spool.
-    file_buffer_events_per_file = "FILE_BUFFER_EVENTS_PER_FILE": Inert { why: "nothing is spooled to disk" };
+    /// Folder of the disk spool, which keeps pushes while the database is away. Each server needs its own.
+    file_buffer_dir = "FILE_BUFFER_DIR": Text { default: "", accepts: "a folder; default: `buffers` in EBBTIDE_DATA_DIR, made when it is needed" };
+    /// Bytes that the spool may take on disk; a push beyond them gets 503.
+    file_buffer_max_bytes = "EBBTIDE_FILE_BUFFER_MAX_BYTES": Int { default: 1_073_741_824, min: 65_536, max: 1_099_511_627_776, unit: "bytes" };
+    /// First pause between two looks for a database that is away; each further one is twice as long, up to 5 s.
+    file_buffer_flush_ms = "FILE_BUFFER_FLUSH_MS": Int { default: 100, min: 1, max: 5000, unit: "ms" };
+    /// Messages of the spool that are replayed at once.
+    file_buffer_max_batch = "FILE_BUFFER_MAX_BATCH": Int { default: 100, min: 1, max: 10_000, unit: "messages" };
+    /// Messages after which the spool begins another file; a file goes when all of it is replayed.
+    file_buffer_events_per_file = "FILE_BUFFER_EVENTS_PER_FILE": Int { default: 10_000, min: 1, max: 1_000_000, unit: "messages" };
 }
 
 settings! {

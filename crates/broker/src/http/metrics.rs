@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use ebbtide_sweep::run_every;
+use ebbtide_sweep::{LineLimit, run_every};
 use metrics::{Counter, Histogram, counter, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::Instant;
@@ -27,6 +27,10 @@ const SECONDS_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// While the database is away every request may fail, as often as clients try again.
+static AWAY_LINES: LazyLock<Mutex<LineLimit>> = LazyLock::new(|| Mutex::new(LineLimit::new(AWAY_LINE_INTERVAL)));
+const AWAY_LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 
@@ -117,5 +121,9 @@ fn kind(route: &str) -> Option<telemetry::Request> {
 /// Counts and logs a failure that is the server's.
 pub(super) fn failed(error: &Error) {
     counter!("ebbtide_errors_total").increment(1);
-    error!(target: "http", %error, "request failed");
+    if !error.is_away() {
+        error!(target: "http", %error, "request failed");
+    } else if let Some(suppressed) = AWAY_LINES.lock().unwrap_or_else(PoisonError::into_inner).admit() {
+        error!(target: "http", %error, suppressed, "requests fail: the database is away");
+    }
 }

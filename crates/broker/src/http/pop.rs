@@ -45,7 +45,7 @@ async fn only_get() -> StatusCode {
 /// Takes messages from the queues of a namespace, of a task, or of both.
 #[utoipa::path(
     get, path = "/api/v1/pop", params(MatchingQuery, PopQuery),
-    responses((status = 200, body = described::Popped), (status = 204), (status = 429))
+    responses((status = 200, body = described::Popped), (status = 204), (status = 429), (status = 503))
 )]
 async fn from_matching(State(app): State<Arc<App>>, params: Result<Params, Error>) -> Response {
     let command = params.and_then(|params| {
@@ -61,7 +61,7 @@ async fn from_matching(State(app): State<Arc<App>>, params: Result<Params, Error
 /// Takes messages from the partitions of a queue.
 #[utoipa::path(
     get, path = "/api/v1/pop/queue/{queue}", params(PopQuery),
-    responses((status = 200, body = described::Popped), (status = 204), (status = 429))
+    responses((status = 200, body = described::Popped), (status = 204), (status = 429), (status = 503))
 )]
 async fn from_queue(
     State(app): State<Arc<App>>, path: Result<Path<String>, PathRejection>, params: Result<Params, Error>,
@@ -76,7 +76,7 @@ async fn from_queue(
 /// Takes messages from one partition.
 #[utoipa::path(
     get, path = "/api/v1/pop/queue/{queue}/partition/{partition}", params(PopQuery),
-    responses((status = 200, body = described::Popped), (status = 204), (status = 429))
+    responses((status = 200, body = described::Popped), (status = 204), (status = 429), (status = 503))
 )]
 async fn from_partition(
     State(app): State<Arc<App>>, path: Result<Path<(String, String)>, PathRejection>, params: Result<Params, Error>,
@@ -120,6 +120,11 @@ async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {
 }
 
 fn refuse(error: &Error) -> Response {
+    if error.is_away() {
+        http_metrics::failed(error);
+        let body = failure(&error.to_string());
+        return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, RETRY_AFTER_SECONDS)], Json(body)).into_response();
+    }
     let status = error.status();
     if status.is_server_error() {
         http_metrics::failed(error);

@@ -28,7 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// Stores messages; those of one partition together or not at all, in order.
 #[utoipa::path(
-    post, path = "/api/v1/push", request_body = Wire<'_>, responses((status = 201, body = Vec<Item<'_>>), (status = 429))
+    post, path = "/api/v1/push", request_body = Wire<'_>, responses((status = 201, body = Vec<Item<'_>>), (status = 429), (status = 503))
 )]
 async fn push(
     State(app): State<Arc<App>>, Producer(producer): Producer, RawBody(body): RawBody,
@@ -36,13 +36,13 @@ async fn push(
     let Push { groups, places } = Push::parse(&body, producer)?;
     drop(body);
     let names: Vec<_> = groups.iter().map(|group| group.name.clone()).collect();
-    let answers = app.bundler.push(groups).await?;
+    let answers = app.spool.push(groups).await?;
     if let Some(error) = whole_failure(&answers) {
         return Ok(super::failed(&error));
     }
     let mut queued_by_queue = BTreeMap::new();
     for (name, answer) in names.iter().zip(&answers) {
-        let outcomes = answer.as_deref().unwrap_or_default();
+        let outcomes = answer.as_ref().map(Vec::as_slice).unwrap_or_default();
         let queued = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Queued(_))).count();
         *queued_by_queue.entry(name.queue()).or_default() += queued as u64;
     }
@@ -58,7 +58,7 @@ async fn push(
 
 /// A client that pushes from a buffer looks only at the status: nothing stored must not look like success.
 fn whole_failure(answers: &[Answer]) -> Option<Arc<Error>> {
-    let mut failures = answers.iter().map(|answer| answer.as_ref().err());
+    let mut failures = answers.iter().map(|answer| answer.as_ref().err().map(|failure| &failure.error));
     let first = failures.next()??;
     failures.all(|failure| failure.is_some()).then(|| first.clone())
 }
@@ -84,13 +84,14 @@ impl<'a> Item<'a> {
             Ok(outcomes) => {
                 let (status, id) = match outcomes[place.position] {
                     Outcome::Queued(id) if place.is_first => ("queued", id),
-                    Outcome::Queued(id) | Outcome::Duplicate(id) => ("duplicate", id),
+                    Outcome::Buffered(id) if place.is_first => ("buffered", id),
+                    Outcome::Queued(id) | Outcome::Duplicate(id) | Outcome::Buffered(id) => ("duplicate", id),
                 };
                 let transaction_id = given.or_else(|| Some(id.to_string().into()));
                 Self { index, message_id: Some(id), transaction_id, queue_name, status, error: None }
             }
-            Err(error) => {
-                let error = Some(error.to_string());
+            Err(failure) => {
+                let error = Some(failure.error.to_string());
                 Self { index, message_id: None, transaction_id: given, queue_name, status: "failed", error }
             }
         }

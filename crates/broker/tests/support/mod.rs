@@ -1,6 +1,7 @@
 //! A server on a database of its own: the one place where tests touch the API.
 #![allow(dead_code, unreachable_pub, reason = "each test binary includes this module and uses a part")]
 
+pub mod away;
 pub mod lane;
 pub mod log;
 pub mod names;
@@ -21,6 +22,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Past this, a test that waits for a fact gives up and says which.
@@ -249,9 +251,10 @@ impl Drop for Broker {
 
 async fn serve(database: &Database, settings: Settings) -> (Arc<App>, String, tokio::task::JoinHandle<()>) {
     let db = Db::open(&database.target, 16, Statements::Prepared, Duration::from_secs(30)).await.expect("pool");
-    let app = App::new(db, settings);
+    let app = App::new(db, settings).expect("the spool opens");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(app.spool.clone().replay(CancellationToken::new()));
     let server = tokio::spawn({
         let app = app.clone();
         async move { http::serve(listener, app, std::future::pending()).await }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::gauge;
+use metrics::{counter, gauge};
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::debug;
 
 use super::super::{App, PopWait};
 use super::command::{Pop, Source};
@@ -36,9 +37,15 @@ pub(super) async fn pop(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Waited, Error>
     let mut misses = 0;
     loop {
         let looked = Instant::now();
-        let leased = claim(app, pop).await?;
-        if !leased.deliveries.is_empty() {
-            return Ok(Waited::Found(leased));
+        match claim(app, pop).await {
+            Ok(leased) if !leased.deliveries.is_empty() => return Ok(Waited::Found(leased)),
+            Ok(_) => {}
+            // Whoever waits outlasts a fail-over. The pauses grow, so that nobody hammers a database that comes up.
+            Err(error) if error.is_away() && Instant::now() < deadline => {
+                counter!("ebbtide_pops_without_database_total").increment(1);
+                debug!(target: "http", %error, "a waiting pop finds no database");
+            }
+            Err(error) => return Err(error),
         }
         if app.wake.is_closed() {
             return Ok(Waited::Nothing);

@@ -155,6 +155,7 @@ impl<'a> Grouping<'a> {
         let trace_id = trace_id.and_then(|text| Uuid::parse_str(&text.0).ok());
         let payload = self.body.slice_ref(payload.as_bytes());
         self.groups[group].messages.push(Message {
+            id: None,
             transaction_id: transaction_id.clone(),
             trace_id,
             producer: self.producer.clone(),

@@ -1,0 +1,47 @@
+//! Settings of pushing and popping, checked.
+
+use super::raw::GivenMessaging;
+use super::{Findings, Messaging, PopWait, SubscriptionMode};
+
+pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging {
+    let GivenMessaging {
+        zstd_level,
+        push_lanes,
+        dedup_cache,
+        dedup_cache_mb,
+        default_timeout,
+        pop_default_timeout_ms,
+        default_subscription_mode,
+        pop_wait_initial_interval_ms,
+        pop_wait_backoff_threshold,
+        pop_wait_backoff_multiplier,
+        pop_wait_max_interval_ms,
+    } = given;
+    let cache_bytes = dedup_cache_mb.read_usize(findings) << 20;
+    let fallback_ms = pop_default_timeout_ms.read_u64(findings);
+    let first_ms = default_timeout.read_u64(findings);
+    Messaging {
+        zstd_level: zstd_level.read_i32(findings),
+        push_lanes: push_lanes.read_usize(findings),
+        dedup_cache_bytes: dedup_cache.read(findings).then_some(cache_bytes),
+        pop_timeout_ms: if default_timeout.is_set() { first_ms } else { fallback_ms },
+        subscription_mode: read_mode(&default_subscription_mode.read(), findings),
+        pop_wait: PopWait {
+            initial_interval_ms: pop_wait_initial_interval_ms.read_u64(findings),
+            backoff_threshold: pop_wait_backoff_threshold.read_u64(findings),
+            backoff_multiplier: pop_wait_backoff_multiplier.read(findings),
+            max_interval_ms: pop_wait_max_interval_ms.read_u64(findings),
+        },
+    }
+}
+
+fn read_mode(text: &str, findings: &mut Findings) -> SubscriptionMode {
+    match text.to_ascii_lowercase().as_str() {
+        "new" | "new-only" | "new_only" | "newonly" => SubscriptionMode::New,
+        "all" => SubscriptionMode::All,
+        _ => {
+            findings.warnings.push(format!("DEFAULT_SUBSCRIPTION_MODE={text:?} is read as all"));
+            SubscriptionMode::All
+        }
+    }
+}
