@@ -1,6 +1,7 @@
 //! What a handler sees of its job, and the records of the steps that it has taken.
 
 mod call;
+mod fan_out;
 mod phase;
 mod signal;
 mod timer;
@@ -24,6 +25,7 @@ use crate::limits::CHECKPOINT_WRITE_BUDGET;
 use crate::queue::Queue;
 use crate::storage::{Checkpoint, CheckpointStore};
 
+pub use self::fan_out::{FanOutError, FanOutResults, SubJob, SubJobFailure};
 pub use self::phase::DEFAULT_VERSION;
 pub(crate) use self::signal::check_name as check_signal_name;
 

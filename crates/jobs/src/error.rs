@@ -117,6 +117,12 @@ pub enum Error {
     /// A replayed run asked for another step than the one that is recorded.
     #[error("{0}")]
     Determinism(String),
+    /// A child of a decided fan-out is not there: somebody deleted it.
+    #[error("child {index} of the fan-out is not there any more")]
+    SubJobIncomplete {
+        /// Its place among the children, from 0.
+        index: u32,
+    },
     /// A phase was saved twice in one run.
     #[error("phase {0} was saved twice in one run")]
     DuplicatePhaseName(String),
@@ -192,6 +198,7 @@ impl Error {
             Self::Invalid { .. }
                 | Self::Determinism(_)
                 | Self::DuplicatePhaseName(_)
+                | Self::SubJobIncomplete { .. }
                 | Self::UnsupportedWorkflowVersion { .. }
                 | Self::PayloadDecode(_)
                 | Self::HandlerNotFound(_)
@@ -231,6 +238,7 @@ impl Error {
             Self::WorkerAlreadyStarted => "worker_already_started",
             Self::PayloadDecode(_) => "payload_decode",
             Self::Determinism(_) => "determinism",
+            Self::SubJobIncomplete { .. } => "sub_job_incomplete",
             Self::DuplicatePhaseName(_) => "duplicate_phase_name",
             Self::UnsupportedWorkflowVersion { .. } => "unsupported_workflow_version",
             Self::NotCompleted { .. } => "not_completed",

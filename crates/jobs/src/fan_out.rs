@@ -28,6 +28,14 @@ impl FanOutId {
     }
 }
 
+impl FanOutId {
+    /// The fan-out that a run's record names.
+    pub(crate) fn of_record(result: Option<&[u8]>) -> Result<Self, Error> {
+        let text = result.and_then(|text| std::str::from_utf8(text).ok());
+        text.and_then(|text| text.parse().ok()).ok_or_else(|| Error::Corrupt("a fan-out's record".to_owned()))
+    }
+}
+
 impl fmt::Display for FanOutId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -165,6 +173,11 @@ impl FanOut {
     /// Whether the remaining children are cancelled once it fails.
     pub fn cancels_on_failure(&self) -> bool {
         self.cancel_on_fail
+    }
+
+    /// The queue in which a child runs.
+    pub(crate) fn queue_of<'a>(&'a self, child: &'a NewJob) -> &'a QueueName {
+        self.queue.as_ref().unwrap_or(child.queue())
     }
 
     /// Makes these jobs its children: gives them what is set here, and the unique key of a child.

@@ -92,7 +92,7 @@ mod worker;
 pub use backoff::{Backoff, ExponentialBackoff, RetryConfig};
 pub use codec::{IdentityCodec, PayloadCodec, SecretBox};
 pub use control::{DeadLetterFilter, PurgeStatus};
-pub use ctx::{Ctx, DEFAULT_VERSION};
+pub use ctx::{Ctx, DEFAULT_VERSION, FanOutError, FanOutResults, SubJob, SubJobFailure};
 pub use enqueue::{EnqueueOptions, Enqueued, NewJob, TxEnqueuer};
 pub use error::Error;
 pub use event::{Event, EventStream, JobRef, ReclaimReason};

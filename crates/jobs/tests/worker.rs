@@ -14,6 +14,8 @@ mod support;
 
 #[path = "worker/around.rs"]
 mod around;
+#[path = "worker/fan_out.rs"]
+mod fan_out;
 #[path = "worker/outcomes.rs"]
 mod outcomes;
 #[path = "worker/ownership.rs"]

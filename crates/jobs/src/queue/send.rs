@@ -210,7 +210,7 @@ impl Queue {
         EnqueueBuilder { queue: self.clone(), draft: draft(name, args), is_remote: false, is_typed: false }
     }
 
-    fn batch(&self, entries: Vec<BatchEntry>) -> Result<Vec<NewJob>, Error> {
+    pub(crate) fn batch(&self, entries: Vec<BatchEntry>) -> Result<Vec<NewJob>, Error> {
         let build = |entry: BatchEntry| {
             let BatchEntry { draft, is_remote } = entry;
             EnqueueBuilder { queue: self.clone(), draft, is_remote, is_typed: false }.build()

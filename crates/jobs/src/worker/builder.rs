@@ -9,8 +9,8 @@ use crate::backoff::{Backoff, ExponentialBackoff, RetryConfig};
 use crate::error::Error;
 use crate::limits::{
     BACKOFF_MAX, CLAIM_BATCH, CLAIM_BATCH_MAX, COMPLETION_BATCH, COMPLETION_BATCH_MAX, COMPLETION_DELAY_MAX,
-    CONCURRENCY, CONCURRENCY_MAX, DRAIN_TIMEOUT, LEASE, OWNERSHIP_AUDIT_INTERVAL, POLL_INTERVAL, POLL_INTERVAL_MIN,
-    QueueName, REAPER_INTERVAL, REAPER_INTERVAL_MIN, RECOVERY_INTERVAL, STALE_AGE, WorkerId,
+    CONCURRENCY, CONCURRENCY_MAX, DRAIN_TIMEOUT, FAN_OUT_STALE_AGE, LEASE, OWNERSHIP_AUDIT_INTERVAL, POLL_INTERVAL,
+    POLL_INTERVAL_MIN, QueueName, REAPER_INTERVAL, REAPER_INTERVAL_MIN, RECOVERY_INTERVAL, STALE_AGE, WorkerId,
 };
 use crate::queue::Queue;
 use crate::retention::{Retention, UniqueLockSweep};
@@ -54,6 +54,7 @@ impl WorkerBuilder {
             stale_interval: REAPER_INTERVAL,
             audit_interval: Some(OWNERSHIP_AUDIT_INTERVAL),
             recovery_interval: RECOVERY_INTERVAL,
+            fan_out_stale_age: FAN_OUT_STALE_AGE,
             backoff: Arc::new(ExponentialBackoff::default()),
             backoff_max: BACKOFF_MAX,
             storage_retry: RetryConfig::storage(),
@@ -142,6 +143,13 @@ impl WorkerBuilder {
     pub fn ready_promote_interval(mut self, interval: Duration) -> Self {
         self.config.recovery_interval =
             if interval.is_zero() { RECOVERY_INTERVAL } else { interval.max(POLL_INTERVAL_MIN) };
+        self
+    }
+
+    /// Age after which a fan-out without all of its children counts as left behind by a lost process. Default: 2
+    /// minutes, which zero means as well.
+    pub fn fan_out_recovery_stale_age(mut self, age: Duration) -> Self {
+        self.config.fan_out_stale_age = if age.is_zero() { FAN_OUT_STALE_AGE } else { age };
         self
     }
 

@@ -27,6 +27,7 @@ pub(super) struct Config {
     pub(super) stale_interval: Duration,
     pub(super) audit_interval: Option<Duration>,
     pub(super) recovery_interval: Duration,
+    pub(super) fan_out_stale_age: Duration,
     pub(super) backoff: Arc<dyn Backoff>,
     pub(super) backoff_max: Duration,
     pub(super) storage_retry: RetryConfig,

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use super::engine::Engine;
 use crate::error::Error;
 use crate::event::{Event, ReclaimReason};
+use crate::fan_out::FanOutScan;
 use crate::job::JobId;
 use crate::limits::{REAPER_BATCH, RECOVERY_BATCH, RECOVERY_LEASE};
 use crate::outcome::Reclaim;
@@ -69,7 +70,8 @@ pub(super) async fn wake(engine: Arc<Engine>, end: CancellationToken) {
         // One look that fails must not keep the other from its turn.
         let due = wake_due(&engine, timers, &end).await;
         let signalled = wake_signalled(&engine, timers, &mut after).await;
-        for error in [due.err(), signalled.err()].into_iter().flatten() {
+        let settled = settle(&engine).await;
+        for error in [due.err(), signalled.err()].into_iter().flatten().chain(settled) {
             if let Some(suppressed) = lines.admit() {
                 warn!(target: "jobs", %error, suppressed, "waiting jobs could not be looked for");
             }
@@ -102,6 +104,19 @@ async fn wake_signalled(engine: &Engine, timers: &dyn TimerStore, after: &mut Op
     announce(engine, &woken);
     *after = last;
     Ok(())
+}
+
+/// One batch of each kind a look. The first error, after all kinds had their turn.
+async fn settle(engine: &Engine) -> Option<Error> {
+    let fan_outs = engine.queue.storage().fan_outs()?;
+    let mut first = None;
+    for scan in FanOutScan::ALL {
+        match fan_outs.settle(scan, engine.config.fan_out_stale_age, RECOVERY_BATCH).await {
+            Ok(settled) => settled.woken.iter().for_each(|queue| engine.queue.announce(queue)),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    first
 }
 
 fn announce(engine: &Engine, woken: &Woken) {
