@@ -29,6 +29,12 @@ pub trait LeaseStore: Send + Sync {
     /// # Errors
     /// If the storage failed.
     async fn acquire(&self, name: &str, owner: &WorkerId, length: Duration) -> Result<bool, Error>;
+
+    /// Lets go of the lease, if this owner has it.
+    ///
+    /// # Errors
+    /// If the storage failed; the lease then ends by itself.
+    async fn release(&self, name: &str, owner: &WorkerId) -> Result<(), Error>;
 }
 
 /// The capability to tell idle workers that there is work. A hint: losing one costs a poll's wait and no job.

@@ -379,6 +379,10 @@ impl LeaseStore for PostgresStorage {
     async fn acquire(&self, name: &str, owner: &WorkerId, length: Duration) -> Result<bool, Error> {
         fleet::acquire(&self.session().await?, name, owner, length).await
     }
+
+    async fn release(&self, name: &str, owner: &WorkerId) -> Result<(), Error> {
+        fleet::release(&self.session().await?, name, owner).await
+    }
 }
 
 impl WakeStore for PostgresStorage {

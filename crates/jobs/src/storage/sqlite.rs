@@ -321,6 +321,11 @@ impl LeaseStore for SqliteStorage {
         let (name, owner) = (name.to_owned(), owner.clone());
         self.writer.run(move |db| fleet::acquire(db, &name, &owner, length)).await
     }
+
+    async fn release(&self, name: &str, owner: &WorkerId) -> Result<(), Error> {
+        let (name, owner) = (name.to_owned(), owner.clone());
+        self.writer.run(move |db| fleet::release(db, &name, &owner)).await
+    }
 }
 
 impl WakeStore for SqliteStorage {

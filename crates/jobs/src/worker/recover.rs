@@ -77,6 +77,14 @@ pub(super) async fn wake(engine: Arc<Engine>, end: CancellationToken) {
             }
         }
     }
+    let_go(&engine).await;
+}
+
+/// Lets another worker look at once. Should it fail, the lease ends by itself.
+async fn let_go(engine: &Engine) {
+    if let Some(leases) = engine.queue.storage().leases() {
+        let _ = leases.release(LEASE, &engine.id).await;
+    }
 }
 
 /// A lease that cannot be asked for is no reason to wake nobody: two wake-ups of one job are one.

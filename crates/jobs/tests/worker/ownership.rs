@@ -156,6 +156,10 @@ async fn a_lease_has_one_owner_until_it_ends(t: Store) {
     t.exec(&format!("update @leases set expires_at = {} where name = 'l'", t.ago(SECOND))).await;
     assert!(leases.acquire("l", &other, 60 * SECOND).await.unwrap());
     assert!(!leases.acquire("l", &one, 60 * SECOND).await.unwrap());
+    leases.release("l", &one).await.unwrap();
+    assert!(!leases.acquire("l", &one, 60 * SECOND).await.unwrap(), "only the owner lets go");
+    leases.release("l", &other).await.unwrap();
+    assert!(leases.acquire("l", &one, 60 * SECOND).await.unwrap());
 }
 
 cases!(

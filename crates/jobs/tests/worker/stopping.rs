@@ -64,7 +64,7 @@ async fn a_paused_worker_claims_nothing_and_an_aggressive_pause_gives_back(t: St
         .unwrap();
     let running = run(&queue);
     let hangs = send(&queue, "once", &true).await;
-    t.becomes(hangs, JobStatus::Running).await;
+    until("it runs", || async { effects.count("run") == 1 }).await;
     running.worker.pause(PauseMode::Graceful);
     assert!(running.worker.health().is_paused);
     let waits = send(&queue, "once", &false).await;

@@ -33,3 +33,9 @@ pub(super) async fn acquire(sql: &impl Sql, name: &str, owner: &WorkerId, length
         [(&name as _, Type::TEXT), (&owner.as_str() as _, Type::TEXT), (&saturating_micros(length) as _, Type::INT8)];
     Ok(!sql.rows(ACQUIRE, &params).await?.is_empty())
 }
+
+pub(super) async fn release(sql: &impl Sql, name: &str, owner: &WorkerId) -> Result<(), Error> {
+    let query = "delete from ebbtide_jobs.leases where name = $1 and owner = $2";
+    sql.rows(query, &[(&name as _, Type::TEXT), (&owner.as_str() as _, Type::TEXT)]).await?;
+    Ok(())
+}

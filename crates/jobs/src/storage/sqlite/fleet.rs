@@ -33,3 +33,10 @@ pub(super) fn acquire(db: &Connection, name: &str, owner: &WorkerId, length: Dur
     let taken = db.prepare_cached(query).and_then(|mut query| query.execute(params)).map_err(error)?;
     Ok(taken == 1)
 }
+
+pub(super) fn release(db: &Connection, name: &str, owner: &WorkerId) -> Result<(), Error> {
+    let query = "delete from leases where name = ?1 and owner = ?2";
+    let params = params![name, owner.as_str()];
+    db.prepare_cached(query).and_then(|mut query| query.execute(params)).map_err(error)?;
+    Ok(())
+}
