@@ -13,6 +13,7 @@ use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::schedule::ScheduleStore;
 use crate::storage::{
     BatchCompletion, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, RetentionPlanStore,
     RetentionStore, SignalRetentionStore, SignalStore, Storage, TimerStore, UniqueLockStore, WakeStore,
@@ -139,6 +140,10 @@ impl Storage for Forwarding {
 
     fn fan_outs(&self) -> Option<&dyn FanOutStore> {
         self.inner.fan_outs()
+    }
+
+    fn schedules(&self) -> Option<&dyn ScheduleStore> {
+        self.inner.schedules()
     }
 
     fn retention(&self) -> Option<&dyn RetentionStore> {

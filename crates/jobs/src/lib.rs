@@ -83,6 +83,7 @@ mod outcome;
 mod queue;
 mod registry;
 pub mod retention;
+mod schedule;
 mod shape;
 mod storage;
 mod unique;
@@ -109,6 +110,7 @@ pub use outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, QueueShar
 pub use queue::{BatchEntry, DeadLetters, EnqueueBuilder, JobDef, JobHandle, PauseMode, Queue, QueueBuilder};
 pub use registry::HandlerOptions;
 pub use retention::{Retention, UniqueLockSweep};
+pub use schedule::{Fire, Schedule, ScheduleState, ScheduleStore, Scheduled, ScheduledJob, Scheduler};
 #[cfg(feature = "postgres")]
 pub use storage::postgres::{self, PostgresStorage};
 #[cfg(feature = "sqlite")]

@@ -102,6 +102,13 @@ pub const RECOVERY_BATCH: u32 = 1000;
 /// Longest time that a look at the storage's readiness waits: 5 seconds.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Shortest time between two looks at schedules: 100 ms.
+pub const SCHEDULE_TICK: Duration = Duration::from_millis(100);
+/// Longest time between two looks at schedules: 30 seconds.
+pub const SCHEDULE_LOOK_MAX: Duration = Duration::from_secs(30);
+/// Longest wait before a schedule that could not be fired is tried again: 30 seconds.
+pub const SCHEDULE_RETRY_MAX: Duration = Duration::from_secs(30);
+
 /// Default number of retries after the first run.
 pub const RETRIES: u32 = 2;
 /// Most retries after the first run; more is clamped.

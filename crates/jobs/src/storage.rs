@@ -27,6 +27,7 @@ use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId, TerminalStatus};
 use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::schedule::ScheduleStore;
 
 /// What an installation of the schema did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +207,11 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Starting children and joining them.
     fn fan_outs(&self) -> Option<&dyn FanOutStore> {
+        None
+    }
+
+    /// Jobs that are enqueued by the clock.
+    fn schedules(&self) -> Option<&dyn ScheduleStore> {
         None
     }
 

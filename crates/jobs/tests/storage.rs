@@ -30,6 +30,8 @@ mod plan;
 mod protection;
 #[path = "storage/retention.rs"]
 mod retention;
+#[path = "storage/schedule.rs"]
+mod schedule;
 #[path = "storage/schema.rs"]
 mod schema;
 #[path = "storage/sweeper.rs"]

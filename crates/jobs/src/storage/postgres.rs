@@ -10,6 +10,7 @@ mod fleet;
 mod migrate;
 mod retention;
 mod row;
+mod schedule;
 mod session;
 mod waits;
 mod wake;
@@ -36,6 +37,7 @@ use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
+use crate::schedule::ScheduleStore;
 use crate::storage::{
     BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, Received,
     RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore, UniqueLockStore,
@@ -246,6 +248,10 @@ impl Storage for PostgresStorage {
     }
 
     fn fan_outs(&self) -> Option<&dyn FanOutStore> {
+        Some(self)
+    }
+
+    fn schedules(&self) -> Option<&dyn ScheduleStore> {
         Some(self)
     }
 

@@ -273,6 +273,7 @@ async fn template(admin: &Client) -> String {
         include_str!("../../sql/postgres/0002_fleet.sql"),
         include_str!("../../sql/postgres/0003_waits.sql"),
         include_str!("../../sql/postgres/0004_fan_out.sql"),
+        include_str!("../../sql/postgres/0005_schedules.sql"),
         include_str!("../../sql/postgres/enqueue.sql"),
     ];
     let hash = files.concat().bytes().fold(0u64, |hash, byte| hash.wrapping_mul(1_099_511_628_211) ^ u64::from(byte));

@@ -19,6 +19,7 @@ const TABLES: &[Migration] = migrations!("postgres":
     2 "0002_fleet.sql",
     3 "0003_waits.sql",
     4 "0004_fan_out.sql",
+    5 "0005_schedules.sql",
 );
 
 const FUNCTIONS: &str = include_str!("../../../sql/postgres/enqueue.sql");
