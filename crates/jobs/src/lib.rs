@@ -60,6 +60,8 @@
 //! operator acts on; [`Worker`] runs jobs; [`Ctx`] is what a handler sees; [`retention`] decides what is deleted.
 //! Storages ([`postgres`], [`sqlite`]) bring their own schema. With [`PayloadCodec`] payloads are stored encrypted.
 
+//! Guides by topic are in `docs/jobs/` of the repository.
+
 #![deny(missing_docs, unreachable_pub)]
 #![cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
@@ -122,3 +124,26 @@ pub use storage::{
 };
 pub use wake::{Subscription, WakeHub};
 pub use worker::{QueueOptions, Worker, WorkerBuilder, WorkerHealth};
+
+/// The programs of the guides, compiled with the documentation tests.
+#[cfg(all(doctest, feature = "postgres", feature = "sqlite"))]
+mod guides {
+    #[doc = include_str!("../../../docs/jobs/deduplication.md")]
+    mod deduplication {}
+    #[doc = include_str!("../../../docs/jobs/encryption.md")]
+    mod encryption {}
+    #[doc = include_str!("../../../docs/jobs/fan-out.md")]
+    mod fan_out {}
+    #[doc = include_str!("../../../docs/jobs/operating.md")]
+    mod operating {}
+    #[doc = include_str!("../../../docs/jobs/retention.md")]
+    mod retention {}
+    #[doc = include_str!("../../../docs/jobs/running.md")]
+    mod running {}
+    #[doc = include_str!("../../../docs/jobs/steps.md")]
+    mod steps {}
+    #[doc = include_str!("../../../docs/jobs/transactions.md")]
+    mod transactions {}
+    #[doc = include_str!("../../../docs/jobs/waiting.md")]
+    mod waiting {}
+}
