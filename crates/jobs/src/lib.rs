@@ -140,6 +140,8 @@ mod guides {
     mod retention {}
     #[doc = include_str!("../../../docs/jobs/running.md")]
     mod running {}
+    #[doc = include_str!("../../../docs/jobs/schedules.md")]
+    mod schedules {}
     #[doc = include_str!("../../../docs/jobs/steps.md")]
     mod steps {}
     #[doc = include_str!("../../../docs/jobs/transactions.md")]

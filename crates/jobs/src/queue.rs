@@ -18,6 +18,7 @@ use crate::job::{Determinism, Job, JobId, JobStatus};
 use crate::job_error::JobError;
 use crate::limits::{QueueName, READY_TIMEOUT};
 use crate::registry::{HandlerOptions, Registered, Registry};
+use crate::schedule::{Schedule, ScheduledJob};
 use crate::storage::{Migrated, Storage};
 
 pub use self::control::{DeadLetters, JobHandle, PauseMode};
@@ -41,6 +42,7 @@ struct Shared {
     events: Events,
     enqueue_layers: RwLock<Arc<[EnqueueLayer]>>,
     execution_layers: RwLock<Arc<[ExecutionLayer]>>,
+    schedules: RwLock<Vec<ScheduledJob>>,
 }
 
 /// A queue whose defaults are changed. Made by [`Queue::builder`].
@@ -93,6 +95,7 @@ impl QueueBuilder {
             events: Events::default(),
             enqueue_layers: RwLock::new(Arc::new([])),
             execution_layers: RwLock::new(Arc::new([])),
+            schedules: RwLock::default(),
         }))
     }
 }
@@ -189,6 +192,35 @@ impl Queue {
 
     pub(crate) fn handler(&self, name: &str) -> Option<Arc<Registered>> {
         self.0.handlers.find(name)
+    }
+
+    /// Enqueues a copy of `job` at each time of `schedule`, from the next start of a worker on. Any number of workers
+    /// may carry the schedule: each time is fired once, by the storage's clock. After a downtime one time is made up
+    /// for. A time that comes while the copy's unique key or window is taken is skipped.
+    ///
+    /// ```
+    /// # fn example(queue: &ebbtide_jobs::Queue) -> Result<(), ebbtide_jobs::Error> {
+    /// use ebbtide_jobs::Schedule;
+    /// let at_three = Schedule::daily(3, 0)?.in_zone("Europe/Berlin")?;
+    /// queue.schedule("nightly", at_three, queue.enqueue("report", &"yesterday").unique("nightly"))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the name is empty, too long or has a schedule here already; as
+    /// [`EnqueueBuilder::build`] for the job.
+    pub fn schedule(&self, name: impl Into<String>, schedule: Schedule, job: EnqueueBuilder) -> Result<(), Error> {
+        let scheduled = ScheduledJob::new(name, schedule, job.build()?)?;
+        let mut schedules = self.0.schedules.write().unwrap_or_else(PoisonError::into_inner);
+        if schedules.iter().any(|known| known.name() == scheduled.name()) {
+            return Err(Error::invalid("schedule", "is named once"));
+        }
+        schedules.push(scheduled);
+        Ok(())
+    }
+
+    pub(crate) fn schedules(&self) -> Vec<ScheduledJob> {
+        self.0.schedules.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Where hooks around runs are added.

@@ -27,6 +27,7 @@ use crate::limits::{COMPLETION_BATCH_MAX, DRAIN_GRACE, WorkerId};
 use crate::outcome::Completion;
 use crate::queue::{PauseMode, Queue};
 use crate::retention::Retention;
+use crate::schedule::Scheduler;
 
 /// Runs jobs of one storage in this process. Cheap to clone; the clones are one worker.
 ///
@@ -109,13 +110,15 @@ impl Worker {
     /// leases are found stale.
     ///
     /// # Errors
-    /// [`Error::WorkerAlreadyStarted`] if it runs already.
+    /// [`Error::WorkerAlreadyStarted`] if it runs already, [`Error::Unsupported`] if it has schedules and its storage
+    /// cannot keep them.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<(), Error> {
         let engine = &self.engine;
         if engine.is_started.swap(true, Ordering::AcqRel) {
             return Err(Error::WorkerAlreadyStarted);
         }
         let _started = Started(engine);
+        let scheduler = self.scheduler()?;
         self.announce();
         let background = CancellationToken::new();
         let handlers_end = CancellationToken::new();
@@ -124,6 +127,9 @@ impl Worker {
         let _ends_handlers = handlers_end.clone().drop_guard();
         let (loops, handlers) = (TaskTracker::new(), TaskTracker::new());
         self.start_loops(&loops, &background);
+        if let Some(scheduler) = scheduler {
+            self.start(&loops, &background, |engine, end| fire_schedules(engine, end, scheduler));
+        }
         let (done, finished) = mpsc::channel(COMPLETION_BATCH_MAX as usize);
         let writer = tokio::spawn(complete::write_completions(engine.clone(), finished));
         let pool = claim::Pool { handlers: &handlers, done: &done, end: &handlers_end };
@@ -142,6 +148,14 @@ impl Worker {
         }
         info!(target: "jobs", worker = %engine.id.as_str(), "worker stopped");
         Ok(())
+    }
+
+    fn scheduler(&self) -> Result<Option<Scheduler>, Error> {
+        let schedules = self.engine.queue.schedules();
+        if schedules.is_empty() || !self.engine.config.fires_schedules {
+            return Ok(None);
+        }
+        Scheduler::new(self.engine.queue.shared_storage(), schedules).map(Some)
     }
 
     /// Waits for the handlers, and stops those that take too long.
@@ -196,6 +210,10 @@ impl Worker {
     {
         loops.spawn(run(self.engine.clone(), end.clone()));
     }
+}
+
+async fn fire_schedules(engine: Arc<Engine>, end: CancellationToken, mut scheduler: Scheduler) {
+    scheduler.run(&end, |taken| engine.queue.announce(&taken.queue)).await;
 }
 
 /// Lets the worker be started again, however its run ends.

@@ -55,6 +55,7 @@ impl WorkerBuilder {
             audit_interval: Some(OWNERSHIP_AUDIT_INTERVAL),
             recovery_interval: RECOVERY_INTERVAL,
             fan_out_stale_age: FAN_OUT_STALE_AGE,
+            fires_schedules: true,
             backoff: Arc::new(ExponentialBackoff::default()),
             backoff_max: BACKOFF_MAX,
             storage_retry: RetryConfig::storage(),
@@ -143,6 +144,12 @@ impl WorkerBuilder {
     pub fn ready_promote_interval(mut self, interval: Duration) -> Self {
         self.config.recovery_interval =
             if interval.is_zero() { RECOVERY_INTERVAL } else { interval.max(POLL_INTERVAL_MIN) };
+        self
+    }
+
+    /// Whether it fires the schedules of its queue. Default: yes.
+    pub fn scheduler(mut self, fires: bool) -> Self {
+        self.config.fires_schedules = fires;
         self
     }
 

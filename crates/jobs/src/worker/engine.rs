@@ -28,6 +28,7 @@ pub(super) struct Config {
     pub(super) audit_interval: Option<Duration>,
     pub(super) recovery_interval: Duration,
     pub(super) fan_out_stale_age: Duration,
+    pub(super) fires_schedules: bool,
     pub(super) backoff: Arc<dyn Backoff>,
     pub(super) backoff_max: Duration,
     pub(super) storage_retry: RetryConfig,

@@ -32,7 +32,35 @@ async fn a_delayed_job_and_a_foreign_one_are_found_by_polling(t: Store) {
     until("both ran", || async { t.number("select count(*) from @jobs where status = 'completed'").await == 2 }).await;
 }
 
-cases!(an_idle_worker_is_told_within_the_process, a_delayed_job_and_a_foreign_one_are_found_by_polling);
+/// Two workers carry the schedule; each time is fired by one of them, and none by a worker that fires no schedules.
+async fn schedules_enqueue_jobs_that_run(t: Store) {
+    let queue = t.queue();
+    queue.register("tick", |_, (): ()| async { Ok(()) }).unwrap();
+    let often = || ebbtide_jobs::Schedule::every(Duration::from_millis(100)).unwrap();
+    queue.schedule("often", often(), queue.enqueue("tick", &())).unwrap();
+    let again = queue.schedule("often", often(), queue.enqueue("tick", &()));
+    assert!(matches!(again, Err(ebbtide_jobs::Error::Invalid { field: "schedule", .. })));
+    let unknown = queue.schedule("other", often(), queue.enqueue("unknown", &()));
+    assert!(matches!(unknown, Err(ebbtide_jobs::Error::HandlerNotFound(_))));
+
+    let idle = Running::start(quick(&queue).scheduler(false).build().unwrap());
+    let id = send(&queue, "tick", &()).await;
+    t.becomes(id, JobStatus::Completed).await;
+    assert_eq!(t.number("select count(*) from @scheduled_fires").await, 0);
+    idle.stop().await;
+
+    let _two = (Running::start(quick(&queue).build().unwrap()), Running::start(quick(&queue).build().unwrap()));
+    until("it fired three times", || async {
+        4 <= t.number("select count(*) from @jobs where status = 'completed'").await
+    })
+    .await;
+}
+
+cases!(
+    schedules_enqueue_jobs_that_run,
+    an_idle_worker_is_told_within_the_process,
+    a_delayed_job_and_a_foreign_one_are_found_by_polling,
+);
 
 /// Two storages stand for two processes: they share nothing but the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
