@@ -5,7 +5,9 @@ mod cases;
 mod client;
 mod control;
 mod load;
+mod open_loop;
 mod report;
+mod retention;
 mod server;
 
 use std::net::SocketAddr;
@@ -34,6 +36,8 @@ pub(super) struct Bench {
 enum What {
     /// Push, pop and ack, each beside the same data inserted straight into PostgreSQL.
     PushPop(Options),
+    /// What deletion costs, and what it costs everybody else.
+    Retention(retention::Options),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,23 +96,39 @@ struct Options {
     /// A server that runs already, as address:port, with --database-url its database. Default: one is started.
     #[arg(long, requires = "database_url")]
     server: Option<SocketAddr>,
+    #[command(flatten)]
+    place: Place,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where to measure.
+#[derive(Args, Clone)]
+struct Place {
     /// Database to measure in. Default: an embedded one is made and removed.
     #[arg(long, env = "EBBTIDE_BENCH_DATABASE_URL", hide_env_values = true)]
     database_url: Option<String>,
     /// Folder of the embedded database. Default: one in the system's folder for temporary files.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Bench {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let What::PushPop(options) = self.what;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let report = runtime.block_on(measure(&options))?;
-        if options.json {
+        let (report, json) = match self.what {
+            What::PushPop(options) => {
+                let measured = measure(&options.place, async |database| measure_in(&options, database).await);
+                (runtime.block_on(measured)?, options.json)
+            }
+            What::Retention(options) => {
+                let measured =
+                    measure(&options.place, async |database| retention::measure_in(&options, database).await);
+                (runtime.block_on(measured)?, options.json)
+            }
+        };
+        if json {
             println!("{}", serde_json::to_string_pretty(&report.json())?);
         } else {
             print!("{}", report.text());
@@ -117,10 +137,12 @@ impl Bench {
     }
 }
 
-async fn measure(options: &Options) -> anyhow::Result<Report> {
-    let database = Database::open(options).await?;
+async fn measure(
+    place: &Place, cases: impl AsyncFnOnce(&Database) -> anyhow::Result<Report>,
+) -> anyhow::Result<Report> {
+    let database = Database::open(place).await?;
     let outcome = tokio::select! {
-        outcome = measure_in(options, &database) => outcome,
+        outcome = cases(&database) => outcome,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
     };
     database.close().await.and(outcome)
@@ -129,7 +151,7 @@ async fn measure(options: &Options) -> anyhow::Result<Report> {
 async fn measure_in(options: &Options, database: &Database) -> anyhow::Result<Report> {
     let server = match options.server {
         Some(address) => Server::elsewhere(address),
-        None => Server::start(&database.url).await?,
+        None => Server::start(&database.url, &[]).await?,
     };
     cases::run(options, database, server).await
 }
@@ -142,14 +164,14 @@ struct Database {
 }
 
 impl Database {
-    async fn open(options: &Options) -> anyhow::Result<Self> {
-        if let Some(url) = &options.database_url {
+    async fn open(place: &Place) -> anyhow::Result<Self> {
+        if let Some(url) = &place.database_url {
             let config = url.parse().context("--database-url")?;
             let target = Target { config, tls: TlsSettings::new(true, None)? };
             return Ok(Self { target, url: url.clone(), cluster: None });
         }
         let temporary = std::env::temp_dir().join(format!("ebbtide-bench-{}", std::process::id()));
-        let data_dir = options.data_dir.clone().unwrap_or(temporary);
+        let data_dir = place.data_dir.clone().unwrap_or(temporary);
         if data_dir.exists() {
             bail!("{} exists; the benchmark makes a folder of its own and removes it", data_dir.display());
         }

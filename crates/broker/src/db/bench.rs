@@ -1,5 +1,7 @@
 //! What the benchmark compares with: plain inserts into tables of its own, in a schema that it drops.
 
+pub mod retention;
+
 use tokio_postgres::{Client, Error};
 use uuid::Uuid;
 

@@ -58,7 +58,10 @@ select qq.id, qq.version,
                     txn.oldest + (qq.as_of - qq.txns_cutoff),
                     qq.as_of - interval '1 minute' + (qq.as_of
                         - greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff, qq.txns_cutoff)),
-                    qq.as_of + interval '5 minutes'), '-infinity') as until
+                    qq.as_of + interval '5 minutes'), '-infinity') as until,
+       coalesce(live.oldest < greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff), false) as live_due,
+       coalesce(held.oldest < greatest(qq.all_cutoff, qq.max_wait_cutoff), false) as held_due,
+       coalesce(txn.oldest < qq.txns_cutoff, false) as txns_due
   from awake qq
   left join lateral (
         select p.oldest_live_at as oldest from queen.log_partitions p
@@ -77,28 +80,28 @@ select qq.id, qq.version,
 /// What a cycle has to do: the partitions that are due, in ascending order.
 ///
 /// The first six columns are the plan. The others say which rules have something to do, by the stamps that
-/// pushes and steps keep: asking for them costs what is due and three probes for each of the queues $5. $2 says
-/// behind which of them to begin, so that one long backlog starves no other queue.
+/// pushes and steps keep: asking for them costs what is due and one probe for each of the queues $5 (segments), $6
+/// (held ones) and $7 (the sidecar). $2 says behind which queue to begin, so that one long backlog starves no other.
 pub const WORK_LIST: &str = concat!(
     policy!(),
     ",
 stale as materialized (
-    select w.* from (select * from policy where id = any($5) order by (id <= $2), id) qq
+    select w.* from (select * from policy where id = any($5 || $6 || $7) order by (id <= $2), id) qq
      cross join lateral (
         (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
-          where p.queue_id = qq.id and p.held_next is null
+          where qq.id = any($5) and p.queue_id = qq.id and p.held_next is null
             and p.oldest_live_at < greatest(qq.all_cutoff, qq.completed_cutoff, qq.max_wait_cutoff)
             and p.id <> all($3)
           order by p.queue_id, p.oldest_live_at limit $4)
         union all
         (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
-          where p.queue_id = qq.id and p.held_next is not null
+          where qq.id = any($6) and p.queue_id = qq.id and p.held_next is not null
             and p.oldest_live_at < greatest(qq.all_cutoff, qq.max_wait_cutoff)
             and p.id <> all($3)
           order by p.queue_id, p.oldest_live_at limit $4)
         union all
         (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
-          where p.queue_id = qq.id and p.oldest_txn_at < qq.txns_cutoff
+          where qq.id = any($7) and p.queue_id = qq.id and p.oldest_txn_at < qq.txns_cutoff
             and p.id <> all($3)
           order by p.queue_id, p.oldest_txn_at limit $4)
      ) w
@@ -178,14 +181,33 @@ pub struct Quiet {
     pub until: Timestamp,
 }
 
+/// What there is to know of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Learnt {
+    pub queue_id: QueueId,
+    /// [`Timestamp::MIN`] where nothing is known.
+    pub quiet: Quiet,
+    /// Whether segments, held ones, or sidecar rows are due.
+    pub live_due: bool,
+    pub held_due: bool,
+    pub txns_due: bool,
+}
+
+/// Queues by what is due in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Awake {
+    pub live: Vec<QueueId>,
+    pub held: Vec<QueueId>,
+    pub txns: Vec<QueueId>,
+}
+
 /// The queues of which `known` does not say that nothing is due: for each when something is, at the earliest.
-/// [`Timestamp::MIN`] where that is not known either.
 ///
 /// # Errors
 /// Whatever the database answered.
 pub async fn quiet(
     db: &(impl Sql + Sync), as_of: Option<Timestamp>, known: impl Iterator<Item = (QueueId, Quiet)>,
-) -> Result<Vec<(QueueId, Quiet)>, Error> {
+) -> Result<Vec<Learnt>, Error> {
     let (mut ids, mut versions, mut untils) = (Vec::new(), Vec::new(), Vec::new());
     for (id, Quiet { version, until }) in known {
         ids.push(id.0);
@@ -203,21 +225,28 @@ pub async fn quiet(
         .iter()
         .map(|row| {
             let until: Option<Timestamp> = row.get(2);
-            (QueueId(row.get(0)), Quiet { version: row.get(1), until: until.unwrap_or(Timestamp::MIN) })
+            Learnt {
+                queue_id: QueueId(row.get(0)),
+                quiet: Quiet { version: row.get(1), until: until.unwrap_or(Timestamp::MIN) },
+                live_due: row.get(3),
+                held_due: row.get(4),
+                txns_due: row.get(5),
+            }
         })
         .collect())
 }
 
-/// What is due in `queues`, at most `due_max` partitions and as many again that are to be looked at whatever their
+/// What is due in the queues `awake`, at most `due_max` partitions and as many again that are to be looked at whatever their
 /// stamps say, beginning behind the queue `behind` and leaving out `except`.
 ///
 /// # Errors
 /// Whatever the database answered.
 pub async fn work_list(
-    db: &(impl Sql + Sync), as_of: Option<Timestamp>, queues: &[QueueId], behind: QueueId, except: &[PartitionId],
+    db: &(impl Sql + Sync), as_of: Option<Timestamp>, awake: &Awake, behind: QueueId, except: &[PartitionId],
     due_max: i32,
 ) -> Result<WorkList, Error> {
-    let queues: Vec<Uuid> = queues.iter().map(|id| id.0).collect();
+    let ids = |queues: &[QueueId]| queues.iter().map(|id| id.0).collect::<Vec<Uuid>>();
+    let (live, held, txns) = (ids(&awake.live), ids(&awake.held), ids(&awake.txns));
     let except: Vec<Uuid> = except.iter().map(|id| id.0).collect();
     let due_max = i64::from(due_max);
     let params = [
@@ -225,7 +254,9 @@ pub async fn work_list(
         (&behind.0 as _, Type::UUID),
         (&except as _, Type::UUID_ARRAY),
         (&due_max as _, Type::INT8),
-        (&queues as _, Type::UUID_ARRAY),
+        (&live as _, Type::UUID_ARRAY),
+        (&held as _, Type::UUID_ARRAY),
+        (&txns as _, Type::UUID_ARRAY),
     ];
     let rows = db.rows(WORK_LIST, &params).await?;
     Ok(WorkList {

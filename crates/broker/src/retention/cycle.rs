@@ -223,9 +223,9 @@ impl Cycle<'_> {
     async fn try_plan(&self, memory: &mut Memory) -> Result<WorkList, Error> {
         let known = memory.quiet.iter().map(|(id, quiet)| (*id, *quiet));
         let learnt = quiet(self.db, Some(self.as_of), known).await?;
-        let queues = memory.awake(learnt, self.as_of);
+        let awake = memory.awake(&learnt, self.as_of);
         let except = memory.failing.resting();
-        work_list(self.db, Some(self.as_of), &queues, memory.behind, &except, self.settings.due_max).await
+        work_list(self.db, Some(self.as_of), &awake, memory.behind, &except, self.settings.due_max).await
     }
 
     /// Phase 1: rules 1 and 2.

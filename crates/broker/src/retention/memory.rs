@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use crate::db::retention::{Quiet, Work};
+use crate::db::retention::{Awake, Learnt, Quiet, Work};
 use crate::id::{PartitionId, QueueId};
 
 /// Queues whose quiet is remembered. When more are known, all are asked anew.
@@ -33,20 +33,25 @@ impl Default for Memory {
 
 impl Memory {
     /// Takes in what was learnt about queues, and returns those in which something may be due.
-    pub(super) fn awake(&mut self, learnt: Vec<(QueueId, Quiet)>, as_of: Timestamp) -> Vec<QueueId> {
+    pub(super) fn awake(&mut self, learnt: &[Learnt], as_of: Timestamp) -> Awake {
         if QUIET_MAX < self.quiet.len() {
             self.quiet.clear();
         }
-        let mut awake = Vec::new();
-        for (id, quiet) in learnt {
+        for Learnt { queue_id, quiet, .. } in learnt {
             if as_of < quiet.until {
-                self.quiet.insert(id, quiet);
+                self.quiet.insert(*queue_id, *quiet);
             } else {
-                self.quiet.remove(&id);
-                awake.push(id);
+                self.quiet.remove(queue_id);
             }
         }
-        awake
+        let due = |is_due: fn(&Learnt) -> bool| {
+            learnt.iter().filter(|queue| is_due(queue)).map(|queue| queue.queue_id).collect()
+        };
+        Awake {
+            live: due(|queue| queue.live_due),
+            held: due(|queue| queue.held_due),
+            txns: due(|queue| queue.txns_due),
+        }
     }
 
     /// Gives the queues behind those of `works` the next turn.

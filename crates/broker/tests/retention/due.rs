@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use ebbtide::db::retention::{QUIET, Quiet, WORK_LIST, WorkList, quiet, work_list};
+use ebbtide::db::retention::{Awake, Learnt, QUIET, Quiet, WORK_LIST, WorkList, quiet, work_list};
 use ebbtide::id::{PartitionId, QueueId};
 use ebbtide::retention::phase;
 use jiff::Timestamp;
@@ -30,14 +30,19 @@ async fn unknown(log: &Log) -> i64 {
     .await
 }
 
+fn known_by(learnt: &[Learnt]) -> impl Iterator<Item = (QueueId, Quiet)> {
+    learnt.iter().map(|queue| (queue.queue_id, queue.quiet))
+}
+
 async fn all_queues(log: &Log) -> Vec<Uuid> {
     let rows = log.sql.query("select id from queen.queues", &[]).await.expect("queues");
     rows.iter().map(|row| row.get(0)).collect()
 }
 
 async fn plan(log: &Log, behind: Uuid, except: &[PartitionId], due_max: i32) -> WorkList {
-    let queues: Vec<QueueId> = all_queues(log).await.into_iter().map(QueueId).collect();
-    work_list(&log.sql, None, &queues, QueueId(behind), except, due_max).await.expect("plans")
+    let all: Vec<QueueId> = all_queues(log).await.into_iter().map(QueueId).collect();
+    let awake = Awake { live: all.clone(), held: all.clone(), txns: all };
+    work_list(&log.sql, None, &awake, QueueId(behind), except, due_max).await.expect("plans")
 }
 
 fn ids(list: &WorkList) -> Vec<Uuid> {
@@ -256,17 +261,18 @@ async fn pages(log: &Log, query: &str, types: &[Type], params: &[&(dyn ToSql + S
 }
 
 async fn plan_pages(log: &Log, queues: &[Uuid]) -> (i64, usize) {
-    let types = [Type::TIMESTAMPTZ, Type::UUID, Type::UUID_ARRAY, Type::INT8, Type::UUID_ARRAY];
-    let (as_of, except): (Option<Timestamp>, Vec<Uuid>) = (None, Vec::new());
-    pages(log, WORK_LIST, &types, &[&as_of, &Uuid::nil(), &except, &5000_i64, &queues]).await
+    let mut types = vec![Type::TIMESTAMPTZ, Type::UUID, Type::UUID_ARRAY, Type::INT8];
+    types.extend([Type::UUID_ARRAY, Type::UUID_ARRAY, Type::UUID_ARRAY]);
+    let (as_of, none): (Option<Timestamp>, Vec<Uuid>) = (None, Vec::new());
+    pages(log, WORK_LIST, &types, &[&as_of, &Uuid::nil(), &none, &5000_i64, &queues, &none, &none]).await
 }
 
-async fn quiet_pages(log: &Log, known: &[(QueueId, Quiet)]) -> (i64, usize) {
+async fn quiet_pages(log: &Log, known: &[Learnt]) -> (i64, usize) {
     let types = [Type::TIMESTAMPTZ, Type::UUID_ARRAY, Type::INT8_ARRAY, Type::TIMESTAMPTZ_ARRAY];
     let as_of: Option<Timestamp> = None;
-    let ids: Vec<Uuid> = known.iter().map(|(id, _)| id.0).collect();
-    let versions: Vec<i64> = known.iter().map(|(_, quiet)| quiet.version).collect();
-    let untils: Vec<Timestamp> = known.iter().map(|(_, quiet)| quiet.until).collect();
+    let ids: Vec<Uuid> = known.iter().map(|queue| queue.queue_id.0).collect();
+    let versions: Vec<i64> = known.iter().map(|queue| queue.quiet.version).collect();
+    let untils: Vec<Timestamp> = known.iter().map(|queue| queue.quiet.until).collect();
     pages(log, QUIET, &types, &[&as_of, &ids, &versions, &untils]).await
 }
 
@@ -343,14 +349,14 @@ async fn a_queue_is_quiet_until_its_first_row_comes_due() {
             .await
             .expect("stamped");
         let found = quiet(&log.sql, Some(now), [].into_iter()).await.expect("asks");
-        assert_eq!(found[0].1.until, now + second(expected), "{policy}; {stamps}");
-        assert_eq!(quiet(&log.sql, Some(now), found.iter().copied()).await.expect("asks"), [], "known");
+        assert_eq!(found[0].quiet.until, now + second(expected), "{policy}; {stamps}");
+        assert_eq!(quiet(&log.sql, Some(now), known_by(&found)).await.expect("asks"), [], "known");
         let later = now + second(expected);
-        assert_eq!(quiet(&log.sql, Some(later), found.iter().copied()).await.expect("asks").len(), 1, "asked again");
+        assert_eq!(quiet(&log.sql, Some(later), known_by(&found)).await.expect("asks").len(), 1, "asked again");
     }
     log.execute("update queen.log_partitions set oldest_txn_at = '-infinity'").await;
     let found = quiet(&log.sql, Some(now), [].into_iter()).await.expect("asks");
-    assert_eq!(found[0].1.until, Timestamp::MIN, "nothing is known");
+    assert_eq!(found[0].quiet.until, Timestamp::MIN, "nothing is known");
 }
 
 #[tokio::test]
@@ -358,7 +364,7 @@ async fn a_policy_that_changes_wakes_its_queue() {
     let log = Log::start().await;
     log.queue("q").await;
     let known = quiet(&log.sql, None, [].into_iter()).await.expect("asks");
-    assert_eq!(quiet(&log.sql, None, known.iter().copied()).await.expect("asks"), []);
+    assert_eq!(quiet(&log.sql, None, known_by(&known)).await.expect("asks"), []);
     for policy in [
         "retention_enabled = true, retention_seconds = 5000",
         "retention_enabled = true, retention_seconds = 0, completed_retention_seconds = 5000",
@@ -366,6 +372,6 @@ async fn a_policy_that_changes_wakes_its_queue() {
         "max_wait_time_seconds = 0, dedup_window_seconds = 5000",
     ] {
         log.execute(&format!("update queen.queues set {policy}")).await;
-        assert_eq!(quiet(&log.sql, None, known.iter().copied()).await.expect("asks").len(), 1, "{policy}");
+        assert_eq!(quiet(&log.sql, None, known_by(&known)).await.expect("asks").len(), 1, "{policy}");
     }
 }

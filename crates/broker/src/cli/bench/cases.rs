@@ -360,7 +360,7 @@ impl Run<'_> {
         push(&load).await?;
         self.note_memory();
         self.server.stop().await?;
-        self.server = Server::start(&self.database.url).await?;
+        self.server = Server::start(&self.database.url, &[]).await?;
         db::settle(&self.client).await?;
         // The same partitions and other ids: what the index should know of them, it has to look up.
         let again = Load { address: self.server.address, seed: super::body::mix(load.seed), ..load };

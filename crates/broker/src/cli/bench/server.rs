@@ -29,12 +29,13 @@ impl Server {
     }
 
     /// Starts a server of this very program on a free port.
-    pub(super) async fn start(database_url: &str) -> anyhow::Result<Self> {
+    pub(super) async fn start(database_url: &str, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program's own path")?;
         let mut command = Command::new(program);
         command
             .args(["serve", "--port", "0", "--bind-addr", "127.0.0.1", "--log-json", "false", "--database-url"])
-            .arg(database_url);
+            .arg(database_url)
+            .envs(settings.iter().copied());
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "warn");
         }
