@@ -12,7 +12,7 @@ serve: ## Install what is missing, build, and run the server
 test: ## Install what is missing, then check the format, lint, and run every test
 	@scripts/test.sh
 
-bench: ## Measure pushing and popping
+bench: ## Measure pushing and popping; WHAT=retention measures deletion
 	@scripts/setup.sh
 	@cargo build --release --locked -p ebbtide
-	@exec cargo run --quiet --release --locked -p ebbtide -- bench push-pop $(ARGS)
+	@exec cargo run --quiet --release --locked -p ebbtide -- bench $(or $(WHAT),push-pop) $(ARGS)

@@ -86,7 +86,7 @@ pub const WORK_LIST: &str = concat!(
     policy!(),
     ",
 stale as materialized (
-    select w.* from (select * from policy where id = any($5 || $6 || $7) order by (id <= $2), id) qq
+    select w.* from (select * from policy where id = any($5::uuid[] || $6::uuid[] || $7::uuid[]) order by (id <= $2), id) qq
      cross join lateral (
         (select p.id, p.queue_id, p.oldest_live_at, p.oldest_txn_at, p.held_next from queen.log_partitions p
           where qq.id = any($5) and p.queue_id = qq.id and p.held_next is null

@@ -75,3 +75,29 @@ async fn a_step_with_nothing_to_do_costs_nearly_nothing() {
     let idle = pages(&log, idle).await;
     assert!(idle < 100, "an idle step touched {idle} pages");
 }
+
+/// Log that a step may write for a message that it deletes, in bytes: a mark for each of the rows that hold its
+/// segment, shared by a hundred messages.
+const LOG_PER_MESSAGE: f64 = 60.0;
+
+#[tokio::test]
+async fn deleting_writes_little_log() {
+    let log = Log::start().await;
+    let p = log.partition().await.set("last_offset = $2", 99_999).await;
+    // Segments as they are stored: a hundred messages in some ten kilobytes, out of line.
+    log.execute(&format!(
+        "insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
+         select '{}', n * 100, n * 100 + 99, timestamptz '2020-01-01' + n * interval '1 second',
+                (select string_agg(sha256(int4send((n * 1000 + k)::int)), '') from generate_series(1, 320) k)
+           from generate_series(0, 999) n",
+        p.id
+    ))
+    .await;
+    let explained = "explain (analyze, wal, format json)
+        select queen.log_retention_step_v1(id, now(), null, 1000) from queen.log_partitions";
+    let plan: Value = log.sql.query_one(explained, &[]).await.expect("explains").get(0);
+    let bytes = plan[0]["Plan"]["WAL Bytes"].as_f64().expect("bytes");
+    assert_eq!(log.count("select count(*) from queen.log_segments").await, 0);
+    let each = bytes / 100_000.0;
+    assert!(0.0 < each && each < LOG_PER_MESSAGE, "{each} bytes of log a message");
+}
