@@ -15,9 +15,9 @@ use crate::limits::QueueName;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
-    BatchCompletion, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, RetentionPlanStore,
-    RetentionStore, SignalRetentionStore, SignalStore, Storage, TimerStore, UniqueLockStore, WakeStore,
-    WindowedEnqueue,
+    BatchCompletion, CheckpointStore, DeadLetterStore, GateStore, LeaseStore, Migrated, OwnershipStore,
+    RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Storage, TimerStore, UniqueLockStore,
+    WakeStore, WindowedEnqueue,
 };
 
 /// A storage that passes every call and every capability on to another one.
@@ -188,5 +188,9 @@ impl Storage for Forwarding {
 
     fn wake(&self) -> Option<&dyn WakeStore> {
         self.inner.wake()
+    }
+
+    fn gates(&self) -> Option<&dyn GateStore> {
+        self.inner.gates()
     }
 }

@@ -77,6 +77,7 @@ mod error;
 mod event;
 mod fan_out;
 mod forward;
+mod gate;
 mod hooks;
 mod job;
 mod job_error;
@@ -104,6 +105,7 @@ pub use fan_out::{
     FanOutStrategy, Joined, Settled, WAITS_FOR_CHILDREN,
 };
 pub use forward::Forwarding;
+pub use gate::{Cap, RateLimit, Rated};
 pub use hooks::{BoxFuture, Draft, Hooks, Next};
 pub use job::{Claim, Determinism, DispatchToken, Job, JobId, JobStatus, TerminalStatus};
 pub use job_error::JobError;
@@ -118,9 +120,9 @@ pub use storage::postgres::{self, PostgresStorage};
 #[cfg(feature = "sqlite")]
 pub use storage::sqlite::{self, SqliteStorage};
 pub use storage::{
-    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, KindPlan, LeaseStore, Migrated, OwnershipStore,
-    Protection, Received, RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage,
-    StoredError, TimerStore, UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken, connect,
+    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, GateStore, KindPlan, LeaseStore, Migrated,
+    OwnershipStore, Protection, Received, RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept,
+    Storage, StoredError, TimerStore, UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken, connect,
 };
 pub use wake::{Subscription, WakeHub};
 pub use worker::{QueueOptions, Worker, WorkerBuilder, WorkerHealth};

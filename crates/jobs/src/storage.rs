@@ -4,6 +4,7 @@ mod connect;
 mod fleet;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod fragment;
+mod gate;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migration;
 #[cfg(feature = "postgres")]
@@ -19,6 +20,7 @@ use jiff::Timestamp;
 
 pub use self::connect::connect;
 pub use self::fleet::{LeaseStore, OwnershipStore, WakeStore};
+pub use self::gate::GateStore;
 pub use self::run::{Checkpoint, CheckpointStore, Received, SignalStore, Slept, StoredError, TimerStore, Until, Woken};
 use crate::control::{DeadLetterFilter, PurgeStatus};
 use crate::enqueue::{Enqueued, NewJob};
@@ -262,6 +264,11 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Letting one worker do something for the fleet. Without it every worker does it.
     fn leases(&self) -> Option<&dyn LeaseStore> {
+        None
+    }
+
+    /// Limits of a whole fleet. A worker that has some does not start without it.
+    fn gates(&self) -> Option<&dyn GateStore> {
         None
     }
 

@@ -5,6 +5,7 @@ mod claim;
 mod complete;
 mod engine;
 mod execute;
+mod gate;
 mod meter;
 mod recover;
 mod watch;
@@ -110,8 +111,8 @@ impl Worker {
     /// leases are found stale.
     ///
     /// # Errors
-    /// [`Error::WorkerAlreadyStarted`] if it runs already, [`Error::Unsupported`] if it has schedules and its storage
-    /// cannot keep them.
+    /// [`Error::WorkerAlreadyStarted`] if it runs already, [`Error::Unsupported`] if it has schedules or limits of the
+    /// fleet and its storage cannot keep them.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<(), Error> {
         let engine = &self.engine;
         if engine.is_started.swap(true, Ordering::AcqRel) {
@@ -119,6 +120,9 @@ impl Worker {
         }
         let _started = Started(engine);
         let scheduler = self.scheduler()?;
+        if engine.gates.need_storage() && engine.queue.storage().gates().is_none() {
+            return Err(Error::Unsupported("concurrency caps and rate limits"));
+        }
         self.announce();
         let background = CancellationToken::new();
         let handlers_end = CancellationToken::new();
@@ -141,8 +145,14 @@ impl Worker {
         if timeout_at(Instant::now() + DRAIN_GRACE, writer).await.is_err() {
             warn!(target: "jobs", worker = %engine.id.as_str(), "completions were not all written before the end");
         }
+        engine.afterwards.close();
+        let freed = timeout_at(Instant::now() + DRAIN_GRACE, engine.afterwards.wait()).await.is_ok();
+        engine.afterwards.reopen();
         background.cancel();
         loops.close();
+        if !freed {
+            warn!(target: "jobs", worker = %engine.id.as_str(), "slots were not all freed; they end by themselves");
+        }
         if timeout_at(Instant::now() + DRAIN_GRACE, loops.wait()).await.is_err() {
             warn!(target: "jobs", worker = %engine.id.as_str(), "a background loop did not end in time");
         }
@@ -199,6 +209,7 @@ impl Worker {
         self.start(loops, end, watch::audits);
         self.start(loops, end, recover::reap);
         self.start(loops, end, recover::wake);
+        self.start(loops, end, gate::sweep_slots);
         self.start(loops, end, |engine, end| async move { engine.retention.run(&end).await });
         self.start(loops, end, |engine, end| async move { engine.unique_locks.run(&end).await });
     }

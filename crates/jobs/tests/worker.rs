@@ -16,6 +16,8 @@ mod support;
 mod around;
 #[path = "worker/fan_out.rs"]
 mod fan_out;
+#[path = "worker/gates.rs"]
+mod gates;
 #[path = "worker/outcomes.rs"]
 mod outcomes;
 #[path = "worker/ownership.rs"]

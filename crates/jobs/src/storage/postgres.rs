@@ -7,6 +7,7 @@ mod dead_letters;
 mod enqueue;
 mod fan_out;
 mod fleet;
+mod gate;
 mod migrate;
 mod retention;
 mod row;
@@ -39,9 +40,9 @@ use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
-    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, Received,
-    RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore, UniqueLockStore,
-    Until, WakeStore, WindowedEnqueue, Woken,
+    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, GateStore, LeaseStore, Migrated, OwnershipStore,
+    Received, RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore,
+    UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken,
 };
 use crate::wake::Subscription;
 
@@ -292,6 +293,10 @@ impl Storage for PostgresStorage {
     }
 
     fn leases(&self) -> Option<&dyn LeaseStore> {
+        Some(self)
+    }
+
+    fn gates(&self) -> Option<&dyn GateStore> {
         Some(self)
     }
 

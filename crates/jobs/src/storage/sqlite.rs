@@ -7,6 +7,7 @@ mod dead_letters;
 mod enqueue;
 mod fan_out;
 mod fleet;
+mod gate;
 mod migrate;
 mod retention;
 mod row;
@@ -33,9 +34,9 @@ use crate::limits::{QueueName, WorkerId, check_text};
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
-    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, LeaseStore, Migrated, OwnershipStore, Received,
-    RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore, UniqueLockStore,
-    Until, WakeStore, WindowedEnqueue, Woken,
+    BatchCompletion, Checkpoint, CheckpointStore, DeadLetterStore, GateStore, LeaseStore, Migrated, OwnershipStore,
+    Received, RetentionPlanStore, RetentionStore, SignalRetentionStore, SignalStore, Slept, Storage, TimerStore,
+    UniqueLockStore, Until, WakeStore, WindowedEnqueue, Woken,
 };
 use crate::wake::{Subscription, WakeHub};
 
@@ -226,6 +227,10 @@ impl Storage for SqliteStorage {
     }
 
     fn leases(&self) -> Option<&dyn LeaseStore> {
+        Some(self)
+    }
+
+    fn gates(&self) -> Option<&dyn GateStore> {
         Some(self)
     }
 

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use super::Worker;
 use super::engine::{Config, Engine};
+use super::gate::{Bucket, Gates};
 use crate::backoff::{Backoff, ExponentialBackoff, RetryConfig};
 use crate::error::Error;
+use crate::gate::{Cap, RateLimit};
 use crate::limits::{
     BACKOFF_MAX, CLAIM_BATCH, CLAIM_BATCH_MAX, COMPLETION_BATCH, COMPLETION_BATCH_MAX, COMPLETION_DELAY_MAX,
     CONCURRENCY, CONCURRENCY_MAX, DRAIN_TIMEOUT, FAN_OUT_STALE_AGE, LEASE, OWNERSHIP_AUDIT_INTERVAL, POLL_INTERVAL,
@@ -40,6 +42,9 @@ pub struct WorkerBuilder {
     config: Config,
     retention: Retention,
     unique_locks: UniqueLockSweep,
+    caps: Vec<Cap>,
+    rates: Vec<RateLimit>,
+    queue_rates: Vec<(String, f64, u32)>,
 }
 
 impl WorkerBuilder {
@@ -70,6 +75,9 @@ impl WorkerBuilder {
             config,
             retention: Retention::stock(),
             unique_locks: UniqueLockSweep::stock(),
+            caps: Vec::new(),
+            rates: Vec::new(),
+            queue_rates: Vec::new(),
         }
     }
 
@@ -194,6 +202,26 @@ impl WorkerBuilder {
         self
     }
 
+    /// Adds a limit of jobs at once that all workers share which have it. A job that is refused waits, and the attempt
+    /// does not count.
+    pub fn concurrency_cap(mut self, cap: Cap) -> Self {
+        self.caps.push(cap);
+        self
+    }
+
+    /// Adds a limit of jobs a second that all workers share which have it.
+    pub fn rate_limit(mut self, limit: RateLimit) -> Self {
+        self.rates.push(limit);
+        self
+    }
+
+    /// Limits the jobs of one queue on this worker alone: so many a second, and at most `burst`, at least 1, at once
+    /// after a pause.
+    pub fn queue_rate_limit(mut self, queue: impl Into<String>, per_second: f64, burst: u32) -> Self {
+        self.queue_rates.push((queue.into(), per_second, burst));
+        self
+    }
+
     /// What is deleted in the background. Default: [`Retention::stock`], which deletes completed jobs after 30 days,
     /// failed and cancelled ones after 90 and consumed signals after 7, for good. A policy replaces the one before it
     /// whole: a window that it leaves out is off.
@@ -211,9 +239,10 @@ impl WorkerBuilder {
     /// The worker.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a queue's name is none, or is named twice.
+    /// [`Error::Invalid`] if a queue's name is none, or is named twice; if a limit has no name or a rate that is none.
     pub fn build(self) -> Result<Worker, Error> {
-        let Self { queue, id, lanes, config, retention, unique_locks } = self;
+        let Self { queue, id, lanes, config, retention, unique_locks, caps, rates, queue_rates } = self;
+        let gates = gates(caps, rates, queue_rates)?;
         let mut checked: Vec<(QueueName, u32)> = Vec::new();
         for (name, options) in lanes {
             let name = QueueName::new(name)?;
@@ -225,6 +254,20 @@ impl WorkerBuilder {
         if checked.is_empty() {
             checked.push((QueueName::default_queue(), config.concurrency));
         }
-        Ok(Worker::of(Engine::new(queue, id, checked, config, retention, unique_locks)))
+        Ok(Worker::of(Engine::new(queue, id, checked, config, retention, unique_locks, gates)))
     }
+}
+
+fn gates(caps: Vec<Cap>, rates: Vec<RateLimit>, queue_rates: Vec<(String, f64, u32)>) -> Result<Gates, Error> {
+    caps.iter().try_for_each(Cap::check)?;
+    rates.iter().try_for_each(RateLimit::check)?;
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for (name, per_second, burst) in queue_rates {
+        let name = QueueName::new(name)?;
+        RateLimit::new(name.as_str(), per_second).check()?;
+        // The last one given for a queue counts.
+        buckets.retain(|bucket| bucket.queue != name);
+        buckets.push(Bucket::new(name, per_second, burst));
+    }
+    Ok(Gates { buckets, caps, rates, ..Gates::default() })
 }

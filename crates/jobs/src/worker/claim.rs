@@ -37,6 +37,10 @@ pub(super) async fn claim_until(engine: &Arc<Engine>, stop: &CancellationToken, 
     let mut first = 0;
     let mut lines = LineLimit::new(LINE_GAP);
     while !stop.is_cancelled() {
+        if let Some(rest) = engine.gates.rest() {
+            pause(rest, stop).await;
+            continue;
+        }
         let asked = if engine.is_paused() { 0 } else { fill(engine, &mut request, first) };
         first = (first + 1) % engine.lanes.len();
         if asked == 0 {

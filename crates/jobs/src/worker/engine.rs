@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use super::gate::Gates;
 use super::meter::{Meter, Meters};
 use crate::backoff::{Backoff, RetryConfig};
 use crate::job::{Claim, Job, JobId};
@@ -61,6 +63,8 @@ pub(super) struct Active {
     pub(super) stop: CancellationToken,
     pub(super) since: Instant,
     pub(super) strikes: AtomicU8,
+    /// Whether heartbeats have slots to renew.
+    pub(super) has_slots: AtomicBool,
     is_lost: AtomicBool,
 }
 
@@ -92,6 +96,9 @@ pub(super) struct Engine {
     pub(super) retention: RetentionSweeper,
     pub(super) unique_locks: UniqueLockSweeper,
     pub(super) meters: Meters,
+    pub(super) gates: Gates,
+    /// What is still written for runs that have ended.
+    pub(super) afterwards: TaskTracker,
     /// A lane has room again, or the worker was resumed.
     pub(super) changed: Notify,
     pub(super) is_started: AtomicBool,
@@ -103,7 +110,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(
         queue: Queue, id: WorkerId, lanes: Vec<(QueueName, u32)>, config: Config, retention: Retention,
-        unique_locks: UniqueLockSweep,
+        unique_locks: UniqueLockSweep, gates: Gates,
     ) -> Self {
         let lane = |(queue, concurrency)| Lane {
             queue,
@@ -120,6 +127,8 @@ impl Engine {
             lanes: lanes.into_iter().map(lane).collect(),
             config,
             meters: Meters::default(),
+            gates,
+            afterwards: TaskTracker::new(),
             changed: Notify::new(),
             is_started: AtomicBool::new(false),
             is_announced: AtomicBool::new(false),
@@ -160,6 +169,7 @@ impl Engine {
             stop: end.child_token(),
             since: Instant::now(),
             strikes: AtomicU8::new(0),
+            has_slots: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
         });
         self.runs().insert(claim.job_id, active.clone());

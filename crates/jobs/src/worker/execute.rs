@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -43,6 +44,11 @@ pub(super) async fn execute(
         trace_context = job.trace_context.as_deref().and_then(|bytes| std::str::from_utf8(bytes).ok()),
     );
     let work = async {
+        let _admission = match engine.admit(&job, &active.claim, &active.stop).await {
+            Ok(admission) => admission,
+            Err(bounce) => return engine.bounce(&active.claim, bounce).await,
+        };
+        active.has_slots.store(!engine.gates.caps.is_empty(), Ordering::Relaxed);
         let meter = engine.meters.of(&job);
         meter.started(&job);
         let retry = engine.config.storage_retry;
@@ -57,9 +63,9 @@ pub(super) async fn execute(
             // The lane's place is given up only now: completions that wait are bounded by what is on the way.
             let _ = done.send(completed).await;
         }
-        drop(place);
     };
     work.instrument(span).await;
+    drop(place);
 }
 
 async fn handle(engine: &Engine, run: &Arc<Run>, active: &Active) -> End {

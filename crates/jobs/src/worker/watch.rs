@@ -38,7 +38,12 @@ pub(super) async fn heartbeats(engine: Arc<Engine>, end: CancellationToken) {
 
 async fn beat(engine: &Engine, active: &Active) -> Result<(), Error> {
     match engine.queue.storage().heartbeat(&active.claim, engine.config.lease).await {
-        Ok(()) => active.strikes.store(0, Ordering::Relaxed),
+        Ok(()) => {
+            active.strikes.store(0, Ordering::Relaxed);
+            if let (true, Some(store)) = (active.has_slots.load(Ordering::Relaxed), engine.queue.storage().gates()) {
+                store.renew_slots(&active.claim, engine.slot_ttl()).await?;
+            }
+        }
         Err(Error::JobNotOwned(_)) => {
             let strikes = active.strikes.fetch_add(1, Ordering::Relaxed).saturating_add(1);
             if STRIKES_MAX <= strikes {
