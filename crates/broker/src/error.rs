@@ -69,6 +69,18 @@ pub enum Error {
     /// A transaction dead-letters messages whose payloads it was not given; the text lists them as JSON.
     #[error("dead letters are needed: {0}")]
     LettersNeeded(String),
+    /// A required key/value operation did not apply, which undid its batch; the text says which and why, as JSON.
+    #[error("a required operation did not apply: {0}")]
+    KvUnmet(String),
+    /// An operator has paused what the request needs; the text is the client's code for that.
+    #[error("{0}: paused by an operator")]
+    Paused(String),
+    /// A timer lies further ahead than timers may.
+    #[error("{0}")]
+    HorizonExceeded(String),
+    /// A claimed timer was taken over, moved or cancelled meanwhile; nothing was written.
+    #[error("the claim of a timer was lost")]
+    ClaimLost,
     /// The stored data contradicts its own format.
     #[error("corrupt data: {0}")]
     Corrupt(String),
@@ -111,14 +123,15 @@ impl Error {
         match self {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::Forbidden | Self::HorizonExceeded(_) => StatusCode::FORBIDDEN,
             Self::KeysUnavailable | Self::Overloaded(_) | Self::NotSpooled(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
-            Self::Duplicate(_) | Self::AckRejected(_) => StatusCode::OK,
+            Self::Duplicate(_) | Self::AckRejected(_) | Self::KvUnmet(_) => StatusCode::OK,
+            Self::Paused(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Pool
             | Self::LockTimeout
             | Self::Retryable(_)
@@ -129,6 +142,7 @@ impl Error {
             | Self::Sealed(_)
             | Self::EncryptionChanged
             | Self::TakesNoWrites(_)
+            | Self::ClaimLost
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -170,6 +184,12 @@ pub mod code {
     pub const LETTERS_NEEDED: &str = "QN004";
     /// A push is not encrypted as its queue wants it.
     pub const ENCRYPTION_CHANGED: &str = "QN005";
+    /// A required key/value operation did not apply.
+    pub const KV_UNMET: &str = "QN010";
+    /// An operator has paused a feature.
+    pub const PAUSED: &str = "QN011";
+    /// A timer is not claimed by whoever fires it.
+    pub const CLAIM_LOST: &str = "QN012";
 }
 
 impl From<tokio_postgres::Error> for Error {
@@ -190,6 +210,9 @@ impl From<tokio_postgres::Error> for Error {
                 Self::LettersNeeded(db.detail().unwrap_or_default().to_owned())
             }
             state if state.code() == code::ENCRYPTION_CHANGED => Self::EncryptionChanged,
+            state if state.code() == code::KV_UNMET => Self::KvUnmet(db.detail().unwrap_or_default().to_owned()),
+            state if state.code() == code::PAUSED => Self::Paused(message),
+            state if state.code() == code::CLAIM_LOST => Self::ClaimLost,
             &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::T_R_SERIALIZATION_FAILURE => Self::Retryable(message),
             &SqlState::LOCK_NOT_AVAILABLE => Self::LockTimeout,
             &SqlState::FOREIGN_KEY_VIOLATION => Self::ForeignKey,

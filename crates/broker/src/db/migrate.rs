@@ -52,6 +52,8 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0007_dead_letter_lookup.sql",
     "0008_dead_letter_origin.sql",
     "0009_due.sql",
+    "0010_kv.sql",
+    "0011_timers.sql",
 );
 
 /// One `create index concurrently` a file, named as the index.
@@ -75,6 +77,8 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "dead_letters.sql",
     "dead_letter_admin.sql",
     "lease.sql",
+    "kv.sql",
+    "timers.sql",
     "transaction.sql",
     "configure.sql",
     "retention.sql",
