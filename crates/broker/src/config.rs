@@ -117,6 +117,8 @@ pub struct Retention {
     pub due_max: i32,
     /// Period of the walk over all stamps; `None` walks once after the start.
     pub safety_walk: Option<Duration>,
+    /// From one sweep of expired values to the next; `None` never deletes them.
+    pub kv_sweep: Option<Duration>,
     pub lock_hold: Duration,
     /// Share of the time, above 0 and at most 1.
     pub shared_duty: f64,
@@ -143,6 +145,8 @@ pub struct Messaging {
     pub push_lanes: usize,
     /// `None` when there is no index of recent transaction ids.
     pub dedup_cache_bytes: Option<usize>,
+    /// Whether this server fires timers.
+    pub fires_timers: bool,
     pub pop_timeout_ms: u64,
     pub subscription_mode: SubscriptionMode,
     pub pop_wait: PopWait,
@@ -219,6 +223,7 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         retained_bytes_interval_ms,
         retention_due_cap,
         retention_safety_walk_ms,
+        kv_sweep_seconds,
         retention_lock_ms,
         retention_duty,
         retention_wal,
@@ -236,6 +241,7 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         due_max => due_max,
     };
     let walk_ms = retention_safety_walk_ms.read_u64(findings);
+    let kv_seconds = kv_sweep_seconds.read_u64(findings);
     Retention {
         interval_ms: retention_interval.read_u64(findings),
         rows_max,
@@ -247,6 +253,7 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         snapshot_age: Duration::from_secs(retention_snapshot_age.read_u64(findings)),
         vacuum: retention_vacuum.read(findings),
         safety_walk: (0 < walk_ms).then(|| Duration::from_millis(walk_ms)),
+        kv_sweep: (0 < kv_seconds).then(|| Duration::from_secs(kv_seconds)),
         partition_cleanup_days: partition_cleanup_enabled.read(findings).then_some(cleanup_days),
         metrics_retention_days: metrics_retention_days.read_i32(findings),
         metrics_flush_ms: metrics_flush_ms.read_u64(findings),

@@ -48,6 +48,8 @@ pub struct Settings {
     pub due_max: i32,
     /// From one walk over all stamps to the next; `None` walks once.
     pub walk_interval: Option<Duration>,
+    /// From one sweep of expired values to the next; `None` never deletes them.
+    pub kv_interval: Option<Duration>,
     /// The longest that a step should hold a partition's lock: its batch is cut until it does not.
     pub lock_hold: Duration,
     /// The share of the time that steps may run while others use the database.
@@ -69,6 +71,7 @@ impl Default for Settings {
             metrics_days: 90,
             due_max: 5000,
             walk_interval: Some(Duration::from_secs(86_400)),
+            kv_interval: Some(Duration::from_secs(30)),
             lock_hold: Duration::from_millis(50),
             shared_duty: 0.5,
             limits: Limits::default(),
@@ -87,6 +90,7 @@ impl From<&config::Retention> for Settings {
             metrics_days: checked.metrics_retention_days,
             due_max: checked.due_max,
             walk_interval: checked.safety_walk,
+            kv_interval: checked.kv_sweep,
             lock_hold: checked.lock_hold,
             shared_duty: checked.shared_duty,
             limits: Limits {
@@ -135,9 +139,10 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
     let mut pace = Pace::new(settings.interval);
     let mut cleanup = Every::new(CLEANUP_INTERVAL);
     let mut walk = Every::new(settings.walk_interval.unwrap_or(Duration::MAX));
+    let mut kv = Every::new(settings.kv_interval.unwrap_or(Duration::MAX));
     let mut told = Told::default();
     while let Some(started) = pace.next(&cancel).await {
-        let slow = Slow { cleanup: cleanup.is_due(started), walk: true };
+        let slow = Slow { cleanup: cleanup.is_due(started), walk: true, kv: kv.is_due(started) };
         if walk.is_due(started) && leader.memory.walk.position().is_none() {
             leader.memory.walk.start();
         }
@@ -148,6 +153,9 @@ pub async fn run(target: Target, settings: Settings, cancel: CancellationToken) 
             }
             if swept.report.phase(phase::STAMPS).is_some() && walk.is_due(started) {
                 walk.restart(started);
+            }
+            if swept.report.phase(phase::KV).is_some() {
+                kv.restart(started);
             }
             if swept.is_full {
                 pace.hurry();
@@ -181,7 +189,7 @@ impl Leader {
 pub async fn once(target: Target, settings: &Settings, cancel: &CancellationToken) -> Result<Led<Swept>, GateError> {
     // Whatever is due goes, in one plan: nobody comes to do the rest.
     let settings = Settings { due_max: config::DUE_MAX, ..settings.clone() };
-    let slow = Slow { cleanup: true, walk: false };
+    let slow = Slow { cleanup: true, walk: false, kv: true };
     let mut leader = Leader::new(&target, &settings);
     let mut gate = gate(target.clone());
     let led = gate.as_leader(async |db| cycle::run(&db, &settings, &mut leader, slow, cancel).await).await?;
@@ -295,13 +303,14 @@ fn log_swept(swept: &Swept) {
     let txns_purged = report.deleted(phase::TXNS);
     let max_wait_evicted = report.deleted(phase::EVICTION);
     let partitions_deleted = report.deleted(phase::CLEANUP);
+    let kv_expired = report.deleted(phase::KV);
     let metrics_purge = metrics.to_string();
     let elapsed_ms = report.elapsed().as_millis();
     macro_rules! line {
         ($level:ident) => {
             $level!(
                 target: "retention", queues, segments_deleted, txns_purged, max_wait_evicted,
-                partitions_deleted, metrics_purge, elapsed_ms, "swept"
+                partitions_deleted, kv_expired, metrics_purge, elapsed_ms, "swept"
             )
         };
     }

@@ -48,7 +48,7 @@ async fn a_sweep_says_what_went_and_what_stayed() {
     assert_eq!((code, &report["outcome"]), (Some(0), &Value::from("swept")), "{report}");
     let names: Vec<&str> =
         report["phases"].as_array().expect("phases").iter().filter_map(|p| p["name"].as_str()).collect();
-    assert_eq!(names, ["retention", "txns", "eviction", "cleanup", "metrics"]);
+    assert_eq!(names, ["retention", "txns", "eviction", "cleanup", "metrics", "kv"]);
     assert_eq!(report["phases"][0]["deleted"], 2, "{report}");
     let unread = &report["kept"]["unread"];
     assert_eq!(unread.as_array().expect("lines").len(), 1, "{report}");

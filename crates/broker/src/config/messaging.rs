@@ -9,6 +9,7 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
         push_lanes,
         dedup_cache,
         dedup_cache_mb,
+        sweeper,
         default_timeout,
         pop_default_timeout_ms,
         default_subscription_mode,
@@ -24,6 +25,7 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
         zstd_level: zstd_level.read_i32(findings),
         push_lanes: push_lanes.read_usize(findings),
         dedup_cache_bytes: dedup_cache.read(findings).then_some(cache_bytes),
+        fires_timers: sweeper.read(findings),
         pop_timeout_ms: if default_timeout.is_set() { first_ms } else { fallback_ms },
         subscription_mode: read_mode(&default_subscription_mode.read(), findings),
         pop_wait: PopWait {

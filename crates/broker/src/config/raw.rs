@@ -80,6 +80,8 @@ settings! {
     /// Period of the walk that checks when each partition comes due; 0 walks once after the start.
     retention_safety_walk_ms = "QUEEN_RETENTION_SAFETY_WALK_MS":
         Int { default: 86_400_000, min: 0, max: 31_536_000_000, unit: "ms" };
+    /// Period of the deletion of expired key/value rows; 0 keeps them. They are invisible either way.
+    kv_sweep_seconds = "EBBTIDE_KV_SWEEP_SECONDS": Int { default: 30, min: 0, max: 86_400, unit: "s" };
     /// The longest that a retention step should hold a partition's lock; its batch is cut until it does not.
     retention_lock_ms = "EBBTIDE_RETENTION_LOCK_MS": Int { default: 50, min: 1, max: 60_000, unit: "ms" };
     /// Share of the time that retention steps may run while others use the database. Alone they take all of it.
@@ -234,6 +236,8 @@ settings! {
     dedup_cache = "QUEEN_DEDUP_CACHE": Flag { default: true };
     /// Memory of that index.
     dedup_cache_mb = "QUEEN_DEDUP_CACHE_MB": Int { default: 64, min: 1, max: 64, unit: "MiB" };
+    /// Fire timers on this server. Another one of the same database can do it.
+    sweeper = "QUEEN_SWEEPER": Flag { default: true };
     /// How long a pop with `wait=true` waits when the request names no timeout. Wins over POP_DEFAULT_TIMEOUT_MS.
     default_timeout = "DEFAULT_TIMEOUT": Int { default: 30_000, min: 1, max: 3_600_000, unit: "ms" };
     /// The same, when DEFAULT_TIMEOUT is not set.
@@ -276,7 +280,7 @@ pub const UNBUILT_FAMILIES: &[&str] = &[
     "QUEEN_MESH_",
     "QUEEN_KV_",
     "QUEEN_TIMERS_",
-    "QUEEN_SWEEPER",
+    "QUEEN_SWEEPER_",
     "QUEEN_EPHEMERAL_",
 ];
 

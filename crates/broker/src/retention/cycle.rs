@@ -1,4 +1,5 @@
-//! The five phases of a cycle, in order, and the walk that keeps their work list true.
+//! The five phases of a cycle, in order, the walk that keeps their work list true, and what has nothing to do with
+//! partitions.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,6 +18,7 @@ use super::Settings;
 use super::memory::{Memory, Walk};
 use super::pacing::{Kind, Pacing, Watch, count_held_back};
 use crate::db::due::{held, log_stamps_repair_v1, log_stamps_walk_v1};
+use crate::db::kv::kv_sweep_step_v1;
 use crate::db::retention::{
     MetricsPurged, Work, WorkList, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
     log_partition_cleanup_step_v1, log_retention_step_v1, log_txns_purge_step_v1, open_cycle, purge_system_metrics,
@@ -36,6 +38,7 @@ pub mod phase {
     pub const CLEANUP: &str = "cleanup";
     pub const METRICS: &str = "metrics";
     pub const STAMPS: &str = "stamps";
+    pub const KV: &str = "kv";
     /// Why phase 1 kept partitions whose first segment is old enough for rule 2.
     pub const UNREAD: &str = "not read by every consumer group";
 }
@@ -99,6 +102,7 @@ impl fmt::Display for MetricsSummary {
 pub(super) struct Slow {
     pub(super) cleanup: bool,
     pub(super) walk: bool,
+    pub(super) kv: bool,
 }
 
 /// Runs the phases on the leader's session, where one step runs after the other, and watches meanwhile what they do
@@ -204,7 +208,23 @@ impl Cycle<'_> {
             self.walk(&mut memory.walk, &mut phase).await;
             swept.report.push(phase);
         }
+
+        if slow.kv && self.settings.kv_interval.is_some() {
+            let mut phase = PhaseReport::start(phase::KV);
+            let flow = self.sweep_kv(&mut phase).await;
+            swept.report.push(phase);
+            flow?;
+        }
         ControlFlow::Continue(())
+    }
+
+    /// Values that have expired. Last, so that nothing of it holds up the phases that deal with messages.
+    async fn sweep_kv(&self, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
+        let step = || kv_sweep_step_v1(self.db, Some(self.as_of), self.settings.rows_max);
+        let drained = drain(self.cancel, step).await;
+        let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
+        phase.record(drained);
+        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// What is due. Without it the phases that need no list still run.

@@ -96,7 +96,7 @@ async fn each_phase_does_its_part_in_order() {
     let swept = sweep(&log).await;
     assert_eq!(deleted(&swept), [3, 2, 2, 0]);
     let names: Vec<_> = swept.report.phases().iter().map(|phase| phase.name).collect();
-    assert_eq!(names, ["retention", "txns", "eviction", "cleanup", "metrics"]);
+    assert_eq!(names, ["retention", "txns", "eviction", "cleanup", "metrics", "kv"]);
     assert_eq!(live(&log, rule_1).await, [2]);
     assert_eq!(live(&log, rule_2).await, [1, 2]);
     assert_eq!(live(&log, evicted).await, [2]);

@@ -10,6 +10,7 @@ mod differential;
 mod due;
 mod eviction;
 mod holds;
+mod kv;
 mod pacing;
 mod purge;
 mod rules;
