@@ -4,13 +4,16 @@ mod ack;
 mod auth;
 mod body;
 mod budget;
+mod coded;
 mod configure;
 mod connections;
 mod consumer_groups;
 mod dead_letters;
+mod features;
 mod health;
 mod instant;
 mod json;
+mod kv;
 mod lease;
 mod message;
 mod messages;
@@ -23,6 +26,7 @@ mod push;
 mod resources;
 mod retry;
 mod system;
+mod timers;
 mod traces;
 mod transaction;
 
@@ -48,6 +52,7 @@ use crate::error::Error;
 use crate::seal::{Sealer, Sealing};
 use crate::spool::{Settings as SpoolSettings, Spool};
 use crate::telemetry::Telemetry;
+use crate::timers::{Alarm, Sweeper};
 use crate::wake::Wake;
 pub use budget::Budget;
 pub use connections::ConnectionLimits;
@@ -132,6 +137,8 @@ pub struct App {
     pub auth: Option<Arc<Auth>>,
     /// What is left for request bodies.
     pub bodies: Budget,
+    /// Told of timers that are scheduled here.
+    pub alarm: Alarm,
 }
 
 impl App {
@@ -152,8 +159,20 @@ impl App {
         };
         let bodies = Budget::new(settings.bodies_bytes_max.max(settings.body_bytes_max));
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
-        let leases = Leases::default();
-        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies }))
+        let (leases, alarm) = (Leases::default(), Alarm::default());
+        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies, alarm }))
+    }
+
+    /// What fires timers on this server, while it runs.
+    pub fn sweeper(&self) -> Sweeper {
+        Sweeper {
+            db: self.db.clone(),
+            sealing: self.sealing.clone(),
+            wake: self.wake.clone(),
+            telemetry: self.telemetry.clone(),
+            alarm: self.alarm.clone(),
+            zstd_level: self.settings.push.zstd_level,
+        }
     }
 }
 
@@ -165,6 +184,9 @@ fn families() -> OpenApiRouter<Arc<App>> {
         ("Acknowledge", ack::routes()),
         ("Leases", lease::routes()),
         ("Transactions", transaction::routes()),
+        ("Key/value", kv::routes()),
+        ("Timers", timers::routes()),
+        ("Pauses", features::routes()),
         ("Configure", configure::routes()),
         ("Messages", messages::routes()),
         ("Dead letters", dead_letters::routes()),

@@ -16,4 +16,5 @@ pub mod seal;
 pub mod segment;
 pub mod spool;
 pub mod telemetry;
+pub mod timers;
 pub mod wake;

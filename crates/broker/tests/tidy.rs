@@ -26,7 +26,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("telemetry", &["db", "error", "id"]),
     ("bundle", &["db", "dedup", "error", "id", "seal", "segment"]),
     ("spool", &["bundle", "db", "error", "id", "seal", "segment", "telemetry"]),
-    ("http", &["auth", "bundle", "db", "dedup", "error", "id", "seal", "segment", "spool", "telemetry", "wake"]),
+    ("timers", &["db", "error", "id", "seal", "segment", "telemetry", "wake"]),
+    (
+        "http",
+        &["auth", "bundle", "db", "dedup", "error", "id", "seal", "segment", "spool", "telemetry", "timers", "wake"],
+    ),
     ("retention", &["config", "db", "error", "id"]),
     (
         "cli",
@@ -46,6 +50,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "segment",
             "spool",
             "telemetry",
+            "timers",
             "wake",
         ],
     ),

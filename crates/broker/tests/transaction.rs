@@ -6,6 +6,8 @@ mod support;
 mod letters;
 #[path = "transaction/locks.rs"]
 mod locks;
+#[path = "transaction/riders.rs"]
+mod riders;
 
 use serde_json::{Value, json};
 use support::Broker;
@@ -233,8 +235,6 @@ async fn what_is_wrong_is_named_with_its_place() {
         (json!({"operations": []}).to_string(), "operations is required"),
         (json!({"operations": 7}).to_string(), "operations: must be a list"),
         (json!({"operations": [good], "requiredLeases": [7]}).to_string(), "requiredLeases: must be a list"),
-        (json!({"operations": [good], "kv": [{"op": "get"}]}).to_string(), "kv: is not available in this version"),
-        (json!({"operations": [good], "timers": {}}).to_string(), "timers: is not available in this version"),
         (op(json!(7)), "operations[1]: an object is required"),
         (op(json!({"queue": "q"})), "operations[1]: type is required"),
         (op(json!({"type": "pop"})), "operations[1]: type: must be ack or push"),

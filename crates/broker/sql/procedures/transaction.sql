@@ -143,11 +143,12 @@ begin
 end
 $$;
 
--- Pushes and acknowledges in one transaction.
+-- Pushes and acknowledges in one transaction, with key/value and timer operations that ride along.
 --
--- Lock:   queues and partitions that are created, in name order; the partitions pushed to, and those where a
+-- Lock:   the keys, then the timers, each in byte order; queues and partitions that are created, in name order; the partitions pushed to, and those where a
 --         dead letter may be filed, ascending by id; then the cursors, ascending by (partition, group).
--- Result: {"pushes": [{"partitionId", "baseOffset"}], "acks": [as log_ack_by_hash_v1]}, both in input order.
+-- Result: {"pushes": [{"partitionId", "baseOffset"}], "acks": [as log_ack_by_hash_v1], "kv": [as kv_apply_v1],
+--         "timers": [as log_timers_apply_v1]}, each in input order.
 --         Raises QN003 for a stored transaction id, QN002 for a refused acknowledgement, and QN004, whose
 --         detail lists {"ack", "offset", "hash"}, if dead letters are needed that p_request does not bring.
 -- Why:    the payload of a dead letter is inside a compressed segment, which only the caller can open. It is
@@ -156,7 +157,7 @@ $$;
 -- p_request: {"tenant", "pushes": [{"queue", "partition", "count", "hashes", "blob", "sealed", "transactionIds"}],
 --   "acks": [{"partitionId", "group", "workers", "hashes", "statuses", "transactionIds"}],
 --   "letters": [{"partitionId", "group", "offset", "messageId", "transactionId", "payload", "error", "traceId",
---   "producer", "isEncrypted"}]}; hashes and blob are hexadecimal, statuses are joined by commas, an empty tenant is
+--   "producer", "isEncrypted"}], "kv": [as kv_apply_v1], "kvBytes", "timers": [as log_timers_apply_v1]}; hashes and blob are hexadecimal, statuses are joined by commas, an empty tenant is
 --   the default one.
 create or replace function queen.log_transaction_wire_v1(p_request jsonb) returns jsonb language plpgsql as $$
 declare
@@ -170,6 +171,8 @@ declare
     v_missing    jsonb := '[]';
     v_foreign    text;
     v_ack        record;
+    v_kv         jsonb := '[]';
+    v_timers     jsonb := '[]';
 begin
     select a.a ->> 'partitionId' into v_foreign
     from jsonb_array_elements(v_acks) as a (a)
@@ -179,6 +182,12 @@ begin
     limit 1;
     if found then
         raise exception 'QTXN consumer not found: partition %', v_foreign using errcode = 'QN002';
+    end if;
+    if p_request -> 'kv' <> '[]' then
+        v_kv := queen.kv_apply_v1(p_request -> 'kv', (p_request ->> 'kvBytes')::bigint, v_tenant);
+    end if;
+    if p_request -> 'timers' <> '[]' then
+        v_timers := queen.log_timers_apply_v1(p_request -> 'timers', v_tenant);
     end if;
     if v_pushes <> '[]' then
         select array_agg(p.p ->> 'queue'), array_agg(p.p ->> 'partition') into v_queues, v_partitions
@@ -207,6 +216,7 @@ begin
     if v_missing <> '[]' then
         raise exception 'QLETTER dead letters are needed' using errcode = 'QN004', detail = v_missing::text;
     end if;
-    return jsonb_build_object('pushes', v_pushed, 'acks', to_jsonb(v_results));
+    return jsonb_build_object(
+        'pushes', v_pushed, 'acks', to_jsonb(v_results), 'kv', v_kv, 'timers', v_timers);
 end
 $$;

@@ -83,6 +83,7 @@ async fn work(
     let interval = Duration::from_millis(config.retention.metrics_flush_ms);
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
     let replaying = tokio::spawn(app.spool.clone().replay(stop.clone()));
+    let firing = config.messaging.fires_timers.then(|| tokio::spawn(app.sweeper().run(stop.clone())));
     let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());
     say_ready(config, address, &opened.shown);
     serving.await;
@@ -92,6 +93,11 @@ async fn work(
     }
     if timeout(STEP_WAIT, replaying).await.is_err() {
         warn!(target: "serve", "a replay of the spool was cut off; it begins again at the next start");
+    }
+    if let Some(firing) = firing
+        && timeout(STEP_WAIT, firing).await.is_err()
+    {
+        warn!(target: "serve", "timers that were being fired were left to their next claim");
     }
     // Before the database goes; it bounds its own time.
     flushing.await.context("the metrics flush panicked")

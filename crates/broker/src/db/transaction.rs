@@ -7,6 +7,7 @@ use tokio_postgres::types::{Json, Type};
 use super::Sql;
 use super::ack::{Acked, Batch, TransactionHash};
 use super::dead_letters::Letter;
+use super::{kv, timers};
 use crate::error::Error;
 use crate::id::{Offset, PartitionId};
 
@@ -43,6 +44,8 @@ pub struct Transaction {
     pub acks: Vec<Ack>,
     /// What was asked for by [`Error::LettersNeeded`], each with the position of its [`Ack`].
     pub letters: Vec<(usize, Letter)>,
+    pub kv: Vec<kv::Op>,
+    pub timers: Vec<timers::Op>,
 }
 
 /// One entry of [`Error::LettersNeeded`].
@@ -54,16 +57,18 @@ pub struct LetterNeeded {
     pub hash: TransactionHash,
 }
 
-/// What became of a committed transaction's acknowledgements, in their order.
+/// What became of a committed transaction's operations, in their order.
 #[derive(Deserialize)]
 pub struct Committed {
     pub acks: Vec<Acked>,
+    pub kv: Vec<kv::Done>,
+    pub timers: Vec<timers::Done>,
 }
 
 /// `queen.log_transaction_wire_v1`
 ///
 /// # Errors
-/// [`Error::Duplicate`], [`Error::AckRejected`], [`Error::LettersNeeded`], or whatever else the
+/// [`Error::Duplicate`], [`Error::AckRejected`], [`Error::LettersNeeded`], [`Error::KvUnmet`], [`Error::Paused`], or whatever else the
 /// database answers. Nothing happened then.
 pub async fn log_transaction_wire_v1(db: &(impl Sql + Sync), transaction: &Transaction) -> Result<Committed, Error> {
     let request = wire(transaction);
@@ -114,6 +119,9 @@ fn wire(transaction: &Transaction) -> Value {
         "pushes": pushes.collect::<Vec<_>>(),
         "acks": acks.collect::<Vec<_>>(),
         "letters": letters.collect::<Vec<_>>(),
+        "kv": transaction.kv.iter().map(kv::Op::wire).collect::<Vec<_>>(),
+        "kvBytes": kv::READ_BYTES_MAX,
+        "timers": transaction.timers.iter().map(timers::Op::wire).collect::<Vec<_>>(),
     })
 }
 

@@ -3,8 +3,11 @@
 use std::fmt::{self, Write as _};
 use std::marker::PhantomData;
 
+use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
 use crate::error::Error;
 
@@ -77,6 +80,44 @@ fn cut(text: &str) -> String {
         tail += 1;
     }
     format!("{}…{}", &text[..head], &text[tail..])
+}
+
+/// `error` with the place of what it is about.
+pub(super) fn placed(place: impl fmt::Display, error: Error) -> Error {
+    match error {
+        // Says its place already, further in.
+        Error::BadBody(reason) => Error::BadBody(format!("{place}.{reason}")),
+        Error::TooLarge(reason) => Error::TooLarge(format!("{place}.{reason}")),
+        Error::HorizonExceeded(reason) => Error::HorizonExceeded(format!("{place}.{reason}")),
+        error => Error::BadBody(format!("{place}: {error}")),
+    }
+}
+
+/// A list of operations, alone or in an object.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "this type only describes; the list is read whole or by its name")]
+pub(super) struct Operations<T> {
+    /// In this order.
+    #[schema(min_items = 1, max_items = 256)]
+    operations: Vec<T>,
+}
+
+impl<T> Operations<T> {
+    /// # Errors
+    /// [`Error::BadBody`] naming the value that is wrong.
+    pub(super) fn read(body: &[u8]) -> Result<Vec<&RawValue>, Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Wire<'a> {
+            #[serde(borrow)]
+            operations: Vec<&'a RawValue>,
+        }
+        if body.trim_ascii_start().first() == Some(&b'[') {
+            let text = std::str::from_utf8(body).map_err(|error| Error::BadBody(error.to_string()))?;
+            return serde_json::from_str(text).map_err(|error| Error::BadBody(explained(text, &error)));
+        }
+        read::<Wire<'_>>(body).map(|wire| wire.operations)
+    }
 }
 
 enum Step<'a> {

@@ -145,6 +145,9 @@ fn segment(name: &str) -> Parameter {
     let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1));
     let schema = match name {
         "partitionId" => text.format(Some(SchemaFormat::KnownFormat(KnownFormat::Uuid))),
+        // Of a value or a timer; its 512 are bytes.
+        "key" => text.max_length(Some(512)),
+        "ns" => text.pattern(Some("^[a-z0-9][a-z0-9._-]{0,63}$")),
         "transactionId" => text.max_length(Some(crate::id::TRANSACTION_ID_BYTES_MAX)),
         _ => text.max_length(Some(crate::id::NAME_CHARS_MAX)),
     };

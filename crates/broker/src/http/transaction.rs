@@ -23,9 +23,10 @@ use super::ack::element::{default_reason, storable};
 use super::auth::Producer;
 use super::body::RawBody;
 use super::dead_letters::snapshot::{self, Condemned};
-use super::{App, metrics};
+use super::{App, kv, metrics, timers};
 use crate::db::Conn;
-use crate::db::ack::Status;
+use crate::db::ack::{Acked, Status};
+use crate::db::timers::Op;
 use crate::db::transaction::{Committed, LetterNeeded, log_transaction_wire_v1};
 use crate::error::Error;
 use plan::{Packing, Plan, Planned, Step};
@@ -45,7 +46,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Outcome<'a> {
     #[serde(rename_all = "camelCase")]
-    Ack { index: usize, success: bool, transaction_id: &'a str, error: Option<&'static str>, dlq: bool },
+    Ack {
+        index: usize,
+        success: bool,
+        transaction_id: &'a str,
+        error: Option<&'static str>,
+        dlq: bool,
+    },
     #[serde(rename_all = "camelCase")]
     Push {
         index: usize,
@@ -56,6 +63,8 @@ enum Outcome<'a> {
         #[serde(skip_serializing_if = "is_false")]
         duplicate: bool,
     },
+    Kv(kv::Element),
+    Timer(timers::Element),
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
@@ -66,20 +75,29 @@ fn is_false(flag: &bool) -> bool {
 /// Pushes and acknowledges, all or nothing.
 #[utoipa::path(
     post, path = "/api/v1/transaction", request_body = described::Transaction,
-    responses((status = 200, body = described::Answer), (status = 400, body = described::Answer))
+    responses((status = 200, body = described::Answer), (status = 400, body = described::Answer),
+        (status = 403, body = described::Answer))
 )]
 async fn transaction(State(app): State<Arc<App>>, producer: Producer, body: RawBody) -> Response {
     let id = Uuid::now_v7();
     match carry_out(&app, &producer, body).await {
-        Ok((steps, committed)) => {
-            let results = outcomes(&steps, &committed);
+        Ok((plan, committed)) => {
+            let results = outcomes(&plan, committed);
             Json(json!({"transactionId": id, "success": true, "results": results})).into_response()
         }
-        Err(error) => refused(id, &error),
+        Err((error, steps)) => refused(id, &error, steps),
     }
 }
 
-async fn carry_out(app: &App, producer: &Producer, body: RawBody) -> Result<(Vec<Step>, Committed), Error> {
+/// A failure comes with the number of elements that stand before those of the riders.
+async fn carry_out(app: &App, producer: &Producer, body: RawBody) -> Result<(Plan, Committed), (Error, usize)> {
+    let mut steps = 0;
+    try_carry_out(app, producer, body, &mut steps).await.map_err(|error| (error, steps))
+}
+
+async fn try_carry_out(
+    app: &App, producer: &Producer, body: RawBody, steps: &mut usize,
+) -> Result<(Plan, Committed), Error> {
     let RawBody(body) = body;
     let mut tries = 1;
     loop {
@@ -93,17 +111,27 @@ async fn carry_out(app: &App, producer: &Producer, body: RawBody) -> Result<(Vec
             }
             Planned::Unknown(_) => return Err(Error::EncryptionChanged),
         };
+        *steps = plan.steps.len();
         let conn = app.db.conn().await?;
         match commit(&conn, &mut plan).await {
             Err(Error::EncryptionChanged) if tries < TRIES_MAX => {
-                plan.transaction.pushes.iter().for_each(|push| app.sealing.forget(&push.queue));
+                forget_queues(app, &plan);
                 tries += 1;
             }
             Err(error) => return Err(error),
             Ok(committed) => {
                 tell(app, &plan, &committed);
-                return Ok((plan.steps, committed));
+                return Ok((plan, committed));
             }
+        }
+    }
+}
+
+fn forget_queues(app: &App, plan: &Plan) {
+    plan.transaction.pushes.iter().for_each(|push| app.sealing.forget(&push.queue));
+    for op in &plan.transaction.timers {
+        if let Op::Schedule(schedule) = op {
+            app.sealing.forget(&schedule.queue);
         }
     }
 }
@@ -137,6 +165,7 @@ fn tell(app: &App, plan: &Plan, committed: &Committed) {
         app.telemetry.acked(ack.partition_id, done, ack.transaction_ids.len() as u64 - done);
         app.telemetry.dead_lettered(acked.dlq.into());
     }
+    timers::ring(app, &plan.transaction.timers);
 }
 
 /// One call, and another one for each lost race or when it turns out that dead letters are needed.
@@ -183,10 +212,20 @@ fn condemned(plan: &Plan, needed: &LetterNeeded) -> Condemned {
     }
 }
 
-fn outcomes<'a>(steps: &'a [Step], committed: &Committed) -> Vec<Outcome<'a>> {
+fn outcomes(plan: &Plan, committed: Committed) -> Vec<Outcome<'_>> {
+    let Committed { acks, kv, timers } = committed;
+    let before_timers = plan.steps.len() + kv.len();
+    let kv = kv::elements(&plan.transaction.kv, kv).into_iter();
+    let kv = kv.map(|element| Outcome::Kv(element.riding(plan.steps.len())));
+    let timers = timers.into_iter().enumerate();
+    let timers = timers.map(|(at, done)| Outcome::Timer(timers::Element::riding(done, before_timers, at)));
+    step_outcomes(&plan.steps, &acks).into_iter().chain(kv).chain(timers).collect()
+}
+
+fn step_outcomes<'a>(steps: &'a [Step], acks: &[Acked]) -> Vec<Outcome<'a>> {
     let outcome = |(index, step): (usize, &'a Step)| match step {
         Step::Ack { ack, element } => {
-            let acked = &committed.acks[*ack];
+            let acked = &acks[*ack];
             let is_signal = element.status != Status::Completed;
             let is_stale = is_signal && acked.stale_hashes.contains(&element.hash);
             Outcome::Ack {
@@ -209,20 +248,39 @@ fn outcomes<'a>(steps: &'a [Step], committed: &Committed) -> Vec<Outcome<'a>> {
     steps.iter().enumerate().map(outcome).collect()
 }
 
-fn refused(id: Uuid, error: &Error) -> Response {
-    let status = error.status();
+/// `steps` elements stand before those of the riders.
+fn refused(id: Uuid, error: &Error, steps: usize) -> Response {
+    let status = match error {
+        // Waiting a moment would not help.
+        Error::Paused(_) => StatusCode::FORBIDDEN,
+        error => error.status(),
+    };
     let reason = match error {
         Error::Duplicate(_) => "duplicate",
         Error::AckRejected(_) => "ack_rejected",
         Error::TooLarge(_) => "payload_too_large",
+        Error::KvUnmet(_) => "kv_precondition",
+        Error::HorizonExceeded(_) => "timer_horizon_exceeded",
+        Error::Paused(code) => code,
         _ if status == StatusCode::BAD_REQUEST => "bad_request",
         _ => "db_error",
     };
     if status.is_server_error() {
         metrics::failed(error);
     }
-    let body = json!({
+    let mut body = json!({
         "transactionId": id, "success": false, "reason": reason, "error": error.to_string(), "results": [],
     });
+    match error {
+        Error::KvUnmet(text) => match kv::unmet(text) {
+            Ok(unmet) => return (status, Json(kv::UnmetBody::new(body, unmet, steps))).into_response(),
+            Err(error) => metrics::failed(&error),
+        },
+        Error::Paused(code) => {
+            body["error"] = code.as_str().into();
+            body["code"] = code.as_str().into();
+        }
+        _ => {}
+    }
     (status, Json(body)).into_response()
 }

@@ -80,6 +80,13 @@ pub(in crate::http) fn integer(name: &'static str, range: RangeInclusive<i64>, a
     query
 }
 
+/// A whole number that is brought into its range and never refused for lying outside.
+pub(in crate::http) fn whole(name: &'static str, about: &'static str) -> Query {
+    let mut query = new(name, Type::Integer, about);
+    query.schema = query.schema.format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
+    query
+}
+
 impl Query {
     /// What counts where the parameter is not given.
     pub(in crate::http) fn or(mut self, default: impl Into<Value>) -> Self {

@@ -7,15 +7,22 @@ use uuid::Uuid;
 
 use super::Outcome;
 use crate::http::ack::element;
+use crate::http::{kv, timers};
 
 /// What is to happen together or not at all.
 #[derive(ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Transaction {
-    #[schema(min_items = 1)]
-    operations: Vec<Operation>,
+    /// May be left out if something rides along.
+    operations: Option<Vec<Operation>>,
     /// Leases under which acknowledgements that name none are made.
     required_leases: Option<Vec<String>>,
+    /// Key/value operations that ride along; no getPrefix, and at most 256 keys.
+    #[schema(max_items = 64)]
+    kv: Option<Vec<kv::Operation>>,
+    /// Timer operations that ride along.
+    #[schema(max_items = 256)]
+    timers: Option<Vec<timers::Operation>>,
 }
 
 #[derive(ToSchema)]
@@ -56,11 +63,27 @@ struct Item {
 pub(super) struct Answer {
     transaction_id: Uuid,
     success: bool,
-    /// Of a failure: `duplicate`, `ack_rejected`, `bad_request`, `payload_too_large` or `db_error`.
+    /// Of a failure: `duplicate`, `ack_rejected`, `kv_precondition`, `bad_request`, `payload_too_large`,
+    /// `timer_horizon_exceeded`, `kv_disabled`, `timers_disabled` or `db_error`.
     #[schema(required = false)]
     reason: Option<String>,
     #[schema(required = false)]
     error: Option<String>,
     #[schema(value_type = Vec<Outcome<'static>>)]
     results: Vec<Value>,
+    /// False with `kv_precondition`.
+    #[schema(required = false)]
+    ok: Option<bool>,
+    /// With `kv_precondition`: the element that did not apply, counted among all results.
+    #[schema(required = false)]
+    failed_index: Option<usize>,
+    #[schema(required = false)]
+    kv_reason: Option<String>,
+    #[schema(required = false)]
+    version: Option<i64>,
+    #[schema(required = false)]
+    value: Value,
+    /// Of a feature that is paused, the same as `reason`.
+    #[schema(required = false)]
+    code: Option<String>,
 }

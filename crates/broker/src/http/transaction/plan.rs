@@ -12,8 +12,10 @@ use crate::db::ack::{Batch, Target};
 use crate::db::transaction::{Ack, Push, Transaction};
 use crate::error::Error;
 use crate::http::ack::element::{self, Element, storable};
-use crate::http::json;
+use crate::http::json::{self, placed};
+use crate::http::kv;
 use crate::http::message::{self, Message, present};
+use crate::http::timers;
 use crate::seal::Sealing;
 use crate::segment::{Frame, Packer, new_message_id};
 
@@ -78,16 +80,22 @@ struct Data<'a> {
 /// An [`Error`] that names the operation and the field, or [`Error::TooLarge`].
 pub(super) fn plan(body: &[u8], packing: &Packing) -> Result<Planned, Error> {
     let wire: Wire<'_> = json::read(body)?;
-    refuse_rider("kv", wire.kv)?;
-    refuse_rider("timers", wire.timers)?;
     let operations: Vec<&RawValue> = list("operations", wire.operations)?;
-    if operations.is_empty() {
+    let kv: Vec<&RawValue> = list("kv", wire.kv)?;
+    let timers: Vec<&RawValue> = list("timers", wire.timers)?;
+    if operations.is_empty() && kv.is_empty() && timers.is_empty() {
         return Err(Error::Missing("operations"));
     }
     let leases: Vec<String> = list("requiredLeases", wire.required_leases)?;
     let mut draft = Draft { leases: leases.into_iter().map(storable).collect(), ..Draft::default() };
     for (index, raw) in operations.iter().enumerate() {
-        draft.add(raw).map_err(|error| placed(format_args!("operations[{index}]"), &error))?;
+        draft.add(raw).map_err(|error| placed(format_args!("operations[{index}]"), error))?;
+    }
+    if !kv.is_empty() {
+        draft.kv = kv::ops(&kv, kv::Limits::RIDING).map_err(|refusal| rider("kv", refusal.error))?;
+    }
+    if !timers.is_empty() {
+        draft.timers = timers::drafts(&timers).map_err(|error| rider("timers", error))?;
     }
     draft.packed(packing)
 }
@@ -97,18 +105,14 @@ fn list<'a, T: Deserialize<'a>>(field: &'static str, raw: Option<&'a RawValue>) 
     serde_json::from_str(raw.get()).map_err(|error| Error::invalid(field, format!("must be a list: {error}")))
 }
 
-fn refuse_rider(field: &'static str, rider: Option<&RawValue>) -> Result<(), Error> {
-    match rider.map(RawValue::get) {
-        None | Some("[]") => Ok(()),
-        Some(_) => Err(Error::invalid(field, "is not available in this version")),
-    }
-}
-
-fn placed(place: std::fmt::Arguments<'_>, error: &Error) -> Error {
+/// What is wrong with a rider, whose operations are called by its own name here.
+fn rider(name: &str, error: Error) -> Error {
+    let renamed = |reason: String| reason.replacen("operations", name, 1);
     match error {
-        // Says its place already, further in.
-        Error::BadBody(reason) => Error::BadBody(format!("{place}.{reason}")),
-        error => Error::BadBody(format!("{place}: {error}")),
+        Error::BadBody(reason) => Error::BadBody(renamed(reason)),
+        Error::TooLarge(reason) => Error::TooLarge(renamed(reason)),
+        Error::HorizonExceeded(reason) => Error::HorizonExceeded(renamed(reason)),
+        error => Error::BadBody(renamed(error.to_string())),
     }
 }
 
@@ -127,6 +131,8 @@ struct Draft<'a> {
     lanes: Vec<Lane<'a>>,
     lane_of: HashMap<(Cow<'a, str>, Cow<'a, str>), usize>,
     steps: Vec<Step>,
+    kv: Vec<crate::db::kv::Op>,
+    timers: Vec<timers::Draft>,
 }
 
 /// The messages for one partition.
@@ -177,7 +183,7 @@ impl<'a> Draft<'a> {
             return Err(Error::invalid("items", "must have at least one"));
         }
         for (index, item) in items.into_iter().enumerate() {
-            self.push(item).map_err(|error| placed(format_args!("items[{index}]"), &error))?;
+            self.push(item).map_err(|error| placed(format_args!("items[{index}]"), error))?;
         }
         Ok(())
     }
@@ -228,10 +234,15 @@ impl<'a> Draft<'a> {
                 None => drop(unknown.insert(lane.queue.into_owned())),
             }
         }
+        let timers = timers::sealed(&self.timers, &packing.sealing, packing.producer.as_ref());
+        let timers = timers.unwrap_or_else(|queues| {
+            unknown.extend(queues);
+            Vec::new()
+        });
         if !unknown.is_empty() {
             return Ok(Planned::Unknown(unknown));
         }
-        let transaction = Transaction { pushes, acks: self.acks, letters: Vec::new() };
+        let transaction = Transaction { pushes, acks: self.acks, letters: Vec::new(), kv: self.kv, timers };
         Ok(Planned::Plan(Plan { transaction, steps: self.steps }))
     }
 }
