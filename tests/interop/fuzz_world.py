@@ -50,7 +50,12 @@ class World:
         self.generation += 1
         dead, live = f"dead-{self.generation}", f"live-{self.generation}"
         self.names = {"queue": "fuzz", "partition": "Default", "group": "readers", "name": "fuzzed"}
+        self.names |= {"ns": "fuzz", "key": "fuzzed", "timerKey": "fuzzed"}
         call("DELETE", "/api/v1/resources/queues/fuzz")
+        call("POST", "/api/v1/system/kv-timers", {"kv": True, "timersSchedule": True, "timersFire": True})
+        call("POST", "/api/v1/kv", [{"op": "put", "ns": "fuzz", "key": "fuzzed", "value": 1, "forever": True}])
+        timer = {"op": "schedule", "queue": "fuzz", "timerKey": "fuzzed", "payload": "MQ==", "delayMs": 3600000, "txn": "t"}
+        call("POST", "/api/v1/timers", {"operations": [timer]})
         call("POST", "/api/v1/configure", {"queue": "fuzz", "namespace": "n", "task": "t", "options": {"retryLimit": 0}})
         items = [{"queue": "fuzz", "payload": {"n": 1.50}, "transactionId": id} for id in (dead, live, f"{live}/2")]
         call("POST", "/api/v1/push", {"items": items})
@@ -81,6 +86,10 @@ RECIPES = {
     f"POST {OF_MESSAGE}/dlq": ("live", {"consumerGroup": "readers"}),
     f"POST {SEEK}/seek": (None, {"toEnd": True}),
     f"POST {SEEK}/partitions/{{partition}}/seek": (None, {"timestamp": "2026-01-01T00:00:00Z"}),
+    "POST /api/v1/kv": (None, {"operations": [{"op": "get", "ns": "fuzz", "key": "fuzzed"}]}),
+    "PUT /api/v1/kv/{ns}/{key}": (None, {"value": 1.50, "forever": True}),
+    "POST /api/v1/timers": (None, {"operations": [{"op": "cancel", "queue": "fuzz", "timerKey": "fuzzed"}]}),
+    "POST /api/v1/system/kv-timers": (None, {"kv": True}),
     "DELETE /api/v1/dlq": (None, {"queue": "fuzz"}),
     "POST /api/v1/dlq/replay": (None, {"queue": "fuzz"}),
 }

@@ -13,6 +13,7 @@ if sys.argv[1] == "tokens":
     TOKEN = tokens.made("read-write")
 else:
     import behaviour  # noqa: F401
+    import later  # noqa: F401
     import retention  # noqa: F401
     import volume  # noqa: F401
 
