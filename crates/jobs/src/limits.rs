@@ -36,6 +36,8 @@ pub const SWEEP_BATCH: u32 = 1000;
 pub const SWEEP_BATCH_MAX: u32 = 10_000;
 /// Most ids in one deleting statement.
 pub const DELETE_CHUNK: usize = 1000;
+/// How long one pass should take: one that takes longer is made smaller.
+pub const PASS_LENGTH_MAX: Duration = Duration::from_secs(1);
 /// Attempts of one pass whose transaction lost against another one.
 pub const PASS_ATTEMPTS: u32 = 5;
 /// Wait before the second attempt of a pass; the third waits twice this, and so on.

@@ -338,6 +338,15 @@ pub trait RetentionStore: Send + Sync {
     /// If the storage failed; the pass has then deleted nothing.
     async fn delete_terminal_before(&self, status: TerminalStatus, cutoff: Timestamp, limit: u32)
     -> Result<u64, Error>;
+
+    /// Makes the space that deleted rows took usable for new ones, after a tick that deleted. A storage that does so
+    /// by itself has nothing to do here. Nothing waits for it, and it gives nothing back to the file system.
+    ///
+    /// # Errors
+    /// If the storage failed; the space is then used later.
+    async fn reclaim(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// The capability to delete consumed signals. Signals that nobody has consumed are never touched by it.

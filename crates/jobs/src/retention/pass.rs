@@ -1,8 +1,9 @@
 //! One tick: pass after pass of each kind until a pass comes back short.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use ebbtide_sweep::{PhaseReport, Report, StepOutcome, drain, pause};
+use ebbtide_sweep::{Batch, PhaseReport, Report, StepOutcome, drain, pause};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -10,7 +11,7 @@ use super::policy::{Retention, UniqueLockSweep};
 use super::ticker::random_up_to;
 use crate::error::Error;
 use crate::job::TerminalStatus;
-use crate::limits::{PASS_ATTEMPTS, PASS_RETRY_STEP};
+use crate::limits::{PASS_ATTEMPTS, PASS_LENGTH_MAX, PASS_RETRY_STEP};
 use crate::storage::Storage;
 
 /// The phase of consumed signals in a report; those of jobs have the names of their statuses.
@@ -30,12 +31,12 @@ pub async fn run_once(storage: &dyn Storage, policy: &Retention, cancel: &Cancel
     if let Some(store) = storage.retention() {
         for status in TerminalStatus::ALL {
             let Some(window) = policy.window(status) else { continue };
-            let pass = || store.delete_terminal_older_than(status, window, rows_max);
+            let pass = |rows| store.delete_terminal_older_than(status, window, rows);
             report.push(phase(status.as_str(), rows_max, cancel, pass).await);
         }
     }
     if let (Some(store), Some(window)) = (storage.signal_retention(), policy.consumed_signals_after) {
-        let pass = || store.delete_consumed_older_than(window, rows_max);
+        let pass = |rows| store.delete_consumed_older_than(window, rows);
         report.push(phase(CONSUMED_SIGNALS, rows_max, cancel, pass).await);
     }
     report
@@ -48,45 +49,59 @@ pub async fn run_unique_locks_once(
     let rows_max = policy.effective().batch_size;
     let mut report = Report::start();
     if let (Some(store), true) = (storage.unique_locks(), policy.is_enabled) {
-        report.push(phase(EXPIRED_LOCKS, rows_max, cancel, || store.delete_expired(rows_max)).await);
+        report.push(phase(EXPIRED_LOCKS, rows_max, cancel, |rows| store.delete_expired(rows)).await);
     }
     report
 }
 
+/// The batch halves when a pass loses against another transaction, is cut when a pass takes long, and grows back.
 async fn phase<F, Fut>(kind: &'static str, rows_max: u32, cancel: &CancellationToken, pass: F) -> PhaseReport<Error>
 where
-    F: Fn() -> Fut,
+    F: Fn(u32) -> Fut,
     Fut: Future<Output = Result<u64, Error>>,
 {
     let mut phase = PhaseReport::start(kind);
+    let batch = Batch::new(i32::try_from(rows_max).unwrap_or(i32::MAX).max(1), PASS_LENGTH_MAX);
+    let batch = Mutex::new(batch);
     let drained = drain(cancel, || async {
         let started = Instant::now();
-        let outcome = with_retries(cancel, &pass).await;
-        record(kind, &outcome, started.elapsed());
+        let (rows, outcome) = with_retries(cancel, &batch, &pass).await;
+        let elapsed = started.elapsed();
+        record(kind, &outcome, elapsed);
+        if let Ok(deleted) = &outcome {
+            lock(&batch).took(*deleted, elapsed);
+        }
         // A short pass has seen all there was. A full one may have been the last, which only the next one can tell.
-        outcome.map(|deleted| StepOutcome { deleted, done: deleted < u64::from(rows_max) })
+        outcome.map(|deleted| StepOutcome { deleted, done: deleted < u64::from(rows) })
     });
     phase.record(drained.await);
     phase
 }
 
+fn lock(batch: &Mutex<Batch>) -> std::sync::MutexGuard<'_, Batch> {
+    batch.lock().expect("no holder panics")
+}
+
 /// Repeats a pass that lost against another transaction; what it had done is undone, so it counts from nothing.
-async fn with_retries<F, Fut>(cancel: &CancellationToken, pass: &F) -> Result<u64, Error>
+/// Answers the batch of the last attempt as well.
+async fn with_retries<F, Fut>(cancel: &CancellationToken, batch: &Mutex<Batch>, pass: &F) -> (u32, Result<u64, Error>)
 where
-    F: Fn() -> Fut,
+    F: Fn(u32) -> Fut,
     Fut: Future<Output = Result<u64, Error>>,
 {
     let mut attempt = 1;
     loop {
-        match pass().await {
+        let rows = lock(batch).rows().unsigned_abs();
+        match pass(rows).await {
             Err(error) if error.is_busy() && attempt < PASS_ATTEMPTS => {
+                lock(batch).timed_out();
                 let wait = PASS_RETRY_STEP * attempt;
                 if !pause(wait + random_up_to(wait / 2), cancel).await {
-                    return Err(error);
+                    return (rows, Err(error));
                 }
                 attempt += 1;
             }
-            outcome => return outcome,
+            outcome => return (rows, outcome),
         }
     }
 }

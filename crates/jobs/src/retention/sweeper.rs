@@ -88,7 +88,18 @@ impl RetentionSweeper {
         while ticker.next(cancel).await {
             let report = run_once(&*self.storage, &self.policy, cancel).await;
             log(&report, &mut lines);
+            self.reclaim(&report).await;
             self.measure(&report).await;
+        }
+    }
+
+    /// Lets new rows have the room of those that went.
+    async fn reclaim(&self, report: &Report<Error>) {
+        let Some(store) = self.storage.retention() else { return };
+        if report.anything_went()
+            && let Err(error) = store.reclaim().await
+        {
+            debug!(target: "jobs", %error, "the space of deleted jobs was not reclaimed; the database does it later");
         }
     }
 

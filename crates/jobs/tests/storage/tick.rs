@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ebbtide_jobs::retention::{self, CONSUMED_SIGNALS, EXPIRED_LOCKS};
-use ebbtide_jobs::{JobId, JobStatus, Retention, UniqueLockSweep};
+use ebbtide_jobs::{JobId, JobStatus, NewJob, Retention, UniqueLockSweep};
 use tokio_util::sync::CancellationToken;
 
 use crate::rows::Row;
-use crate::support::{DAY, Store};
+use crate::support::{DAY, Raw, Store, new_job, options};
 
 async fn tick(t: &Store, policy: &Retention) -> ebbtide_sweep::Report<ebbtide_jobs::Error> {
     let report = retention::run_once(&*t.storage, policy, &CancellationToken::new()).await;
@@ -153,7 +153,37 @@ async fn the_window_sweep_drains(t: Store) {
     assert_eq!((phase.deleted, phase.steps), (25, 3));
 }
 
+/// Bytes of the jobs on disk.
+async fn size(t: &Store) -> i64 {
+    match t.raw {
+        Raw::Postgres { .. } => t.number("select pg_relation_size('@jobs')").await,
+        Raw::Sqlite { .. } => t.number("pragma page_count").await,
+    }
+}
+
+async fn the_space_of_deleted_jobs_is_used_again(t: Store) {
+    let fill = async || {
+        let jobs: Vec<NewJob> = (0..3000).map(|_| new_job("t", options())).collect();
+        for batch in jobs.chunks(1000) {
+            t.storage.enqueue_batch(batch).await.unwrap();
+        }
+        t.exec(&format!("update @jobs set status = 'completed', completed_at = {}", t.ago(DAY * 40))).await;
+        // PostgreSQL counts what a session did once in a while.
+        if matches!(t.raw, Raw::Postgres { .. }) {
+            t.exec("select pg_stat_force_next_flush()").await;
+        }
+    };
+    fill().await;
+    let before = size(&t).await;
+    assert_eq!(tick(&t, &Retention::stock()).await.deleted("completed"), 3000);
+    t.storage.retention().unwrap().reclaim().await.unwrap();
+    fill().await;
+    let after = size(&t).await;
+    assert!(after <= before + before / 10, "{before} before and {after} after");
+}
+
 cases!(
+    the_space_of_deleted_jobs_is_used_again,
     the_stock_policy_takes_exactly_what_is_past_its_windows,
     a_policy_that_is_off_deletes_nothing_of_any_kind,
     windows_left_out_keep_their_kind,
