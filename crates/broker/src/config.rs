@@ -132,6 +132,7 @@ pub struct Retention {
     pub partition_cleanup_days: Option<i32>,
     pub metrics_retention_days: i32,
     pub metrics_flush_ms: u64,
+    pub retained_bytes_interval_ms: u64,
 }
 
 /// Partitions that the largest plan of a cycle lists.
@@ -231,7 +232,7 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         retention_snapshot_age,
         retention_vacuum,
     } = given;
-    for inert in [retention_parallelism, stats_interval_ms, retained_bytes_interval_ms] {
+    for inert in [retention_parallelism, stats_interval_ms] {
         inert.read(findings);
     }
     let cleanup_days = partition_cleanup_days.read_i32(findings);
@@ -248,8 +249,8 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         due_max,
         lock_hold: Duration::from_millis(retention_lock_ms.read_u64(findings)),
         shared_duty: f64::from(retention_duty.read_i32(findings)) / 100.0,
-        wal_bytes_per_second: mebibytes(retention_wal.read_u64(findings)),
-        replication_lag_bytes: mebibytes(retention_replication_lag.read_u64(findings)),
+        wal_bytes_per_second: retention_wal.read_mebibytes(findings),
+        replication_lag_bytes: retention_replication_lag.read_mebibytes(findings),
         snapshot_age: Duration::from_secs(retention_snapshot_age.read_u64(findings)),
         vacuum: retention_vacuum.read(findings),
         safety_walk: (0 < walk_ms).then(|| Duration::from_millis(walk_ms)),
@@ -257,12 +258,8 @@ fn check_retention(given: GivenRetention, findings: &mut Findings) -> Retention 
         partition_cleanup_days: partition_cleanup_enabled.read(findings).then_some(cleanup_days),
         metrics_retention_days: metrics_retention_days.read_i32(findings),
         metrics_flush_ms: metrics_flush_ms.read_u64(findings),
+        retained_bytes_interval_ms: retained_bytes_interval_ms.read_u64(findings),
     }
-}
-
-/// Bytes; `None` for zero, which switches its limit off.
-fn mebibytes(count: u64) -> Option<u64> {
-    (0 < count).then_some(count << 20)
 }
 
 fn check_server(given: GivenServer, needs_token: bool, findings: &mut Findings) -> (Server, Log) {

@@ -1,6 +1,7 @@
 //! Connections to PostgreSQL: where it is, how it is reached, and the one way a statement runs.
 
 pub mod ack;
+pub mod analytics;
 pub mod bench;
 pub mod configure;
 pub mod consumer_groups;
@@ -17,6 +18,8 @@ pub mod push;
 pub mod resources;
 pub mod retention;
 pub mod space;
+pub mod stats;
+pub mod status;
 pub mod timers;
 mod tls;
 pub mod traces;

@@ -1,6 +1,7 @@
 //! The HTTP edge: routes, limits, error bodies. A request becomes a command here, or fails to.
 
 mod ack;
+mod analytics;
 mod auth;
 mod body;
 mod budget;
@@ -23,8 +24,10 @@ mod params;
 mod path;
 mod pop;
 mod push;
+mod range;
 mod resources;
 mod retry;
+mod status;
 mod system;
 mod timers;
 mod traces;
@@ -39,6 +42,7 @@ use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -139,6 +143,7 @@ pub struct App {
     pub bodies: Budget,
     /// Told of timers that are scheduled here.
     pub alarm: Alarm,
+    pub started: Instant,
 }
 
 impl App {
@@ -159,8 +164,8 @@ impl App {
         };
         let bodies = Budget::new(settings.bodies_bytes_max.max(settings.body_bytes_max));
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
-        let (leases, alarm) = (Leases::default(), Alarm::default());
-        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies, alarm }))
+        let (leases, alarm, started) = (Leases::default(), Alarm::default(), Instant::now());
+        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies, alarm, started }))
     }
 
     /// What fires timers on this server, while it runs.
@@ -194,6 +199,8 @@ fn families() -> OpenApiRouter<Arc<App>> {
         ("Resources", resources::routes()),
         ("Traces", traces::routes()),
         ("System", system::routes()),
+        ("Status", status::routes()),
+        ("Analytics", analytics::routes()),
         ("Health", health::routes()),
         ("Metrics", metrics::routes()),
         ("Document", openapi::routes()),

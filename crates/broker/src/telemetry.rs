@@ -2,8 +2,10 @@
 
 mod counts;
 mod flush;
+mod measure;
 mod process;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
@@ -12,6 +14,8 @@ use tokio::time::Instant;
 use crate::id::PartitionId;
 use counts::Counts;
 pub use flush::{Flusher, Identity, QUEUES_MAX};
+pub use measure::{measure_until, measured_all};
+pub use process::Usage;
 
 /// A kind of request that is counted on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,16 @@ pub enum Request {
 pub struct Telemetry {
     counts: Mutex<Counts>,
     clock: Mutex<Option<DatabaseClock>>,
+    requests: AtomicU64,
+    messages: AtomicU64,
+}
+
+/// What the server has done since it started.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifetime {
+    pub requests: u64,
+    /// Messages stored or delivered.
+    pub messages: u64,
 }
 
 /// What the database's clock said, and when: between flushes it is the process's clock that runs on.
@@ -42,6 +56,16 @@ impl Telemetry {
     }
 
     /// Called for every request by what measures them, so handlers do not.
+    pub fn answered(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn lifetime(&self) -> Lifetime {
+        let [requests, messages] = [&self.requests, &self.messages].map(|count| count.load(Ordering::Relaxed));
+        Lifetime { requests, messages }
+    }
+
+    /// Called for those requests that are counted by kind.
     pub fn requested(&self, request: Request) {
         let worker = &mut self.counts().worker;
         *match request {
@@ -54,6 +78,7 @@ impl Telemetry {
 
     /// One request stored `messages` in `queue`.
     pub fn pushed(&self, queue: &str, messages: u64) {
+        self.messages.fetch_add(messages, Ordering::Relaxed);
         let mut counts = self.counts();
         counts.worker.push_messages += messages;
         counts.queue(queue, |counts| {
@@ -64,6 +89,7 @@ impl Telemetry {
 
     /// `messages` of `queue`, stored at `created_at`, were delivered.
     pub fn popped(&self, queue: &str, messages: u64, created_at: Timestamp) {
+        self.messages.fetch_add(messages, Ordering::Relaxed);
         let lag_ms = self.age_ms(created_at);
         let mut counts = self.counts();
         counts.worker.pop_messages += messages;

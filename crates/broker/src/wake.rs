@@ -181,6 +181,15 @@ impl Wake {
         self.shared.parked.0.load(Ordering::Acquire)
     }
 
+    /// How many pops wait for each queue, of at most `most` queues. Those that look by namespace or task wait for none.
+    pub fn parked_by_queue(&self, most: usize) -> Vec<(String, usize)> {
+        let lines = self.lines();
+        let waiting = |groups: &Groups| groups.values().map(Line::len).sum::<usize>();
+        let count = |lines: &QueueLines| waiting(&lines.any) + lines.partitions.values().map(waiting).sum::<usize>();
+        let counted = lines.queues.iter().map(|(queue, lines)| (queue.clone(), count(lines)));
+        counted.filter(|(_, parked)| 0 < *parked).take(most).collect()
+    }
+
     fn lines(&self) -> MutexGuard<'_, Lines> {
         // Every change under the lock is complete in itself, so a panic elsewhere leaves nothing half done.
         self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner)
@@ -378,6 +387,19 @@ mod tests {
         wake.moved("q", "g", 2);
         assert_eq!(waiters.each_mut().map(is_woken), [true, true, false, true]);
         assert_eq!(others.each_mut().map(is_woken), [false, false]);
+    }
+
+    #[test]
+    fn parked_pops_are_counted_by_queue() {
+        let wake = Wake::new();
+        let only = Interest::Partition { queue: "q".to_owned(), partition: "p".to_owned() };
+        let filter = Interest::Discovery { namespace: "n".to_owned(), task: String::new() };
+        let held = [(queue("q"), "a"), (only, "a"), (queue("q"), "b"), (filter, "a")]
+            .map(|(what, group)| wake.wait(what, group).expect("room"));
+        assert_eq!(wake.parked_by_queue(10), [("q".to_owned(), 3)]);
+        assert_eq!(wake.parked_by_queue(0), []);
+        drop(held);
+        assert_eq!(wake.parked_by_queue(10), []);
     }
 
     #[test]

@@ -223,6 +223,21 @@ begin
     return jsonb_build_object('queues', v_queues);
 end $$;
 
+-- Notes how many pops wait on one server, by queue: [{"queue", "parked"}].
+--
+-- Lock:   rows of that server alone.
+-- Result: nothing. Of several notes in a minute the largest stays.
+create or replace function queen.flush_parked_v1(
+    p_hostname text, p_worker_id int, p_parked jsonb, p_tenant uuid default '00000000-0000-0000-0000-000000000001'
+) returns void language sql as $$
+    insert into queen.queue_parked_replica as m (bucket_time, queue_name, hostname, worker_id, tenant_id, parked_count)
+    select date_trunc('minute', now()), w.queue, p_hostname, p_worker_id, p_tenant, max(w.parked)
+    from jsonb_to_recordset(p_parked) as w (queue text, parked int)
+    group by w.queue order by w.queue
+    on conflict (bucket_time, queue_name, hostname, worker_id, tenant_id) do update
+    set parked_count = greatest(m.parked_count, excluded.parked_count)
+$$;
+
 -- Moves births and deaths of partitions, at most p_max_rows statements' worth, into the minute and
 -- queue that they belong to. Those of a queue that is gone are thrown away.
 --
@@ -265,7 +280,7 @@ returns int immutable language sql as $$
 $$;
 
 -- What retention deleted over time, by rule; buckets in which nothing went are left out.
--- Filters: "from" and "to" (the last hour), "queue", "_tenant".
+-- Filters: "from" and "to" (the last hour), "queue", "namespace", "task", "_tenant".
 --
 -- Lock:   none.
 -- Result: {"timeRange": {"from", "to"}, "bucketMinutes", "series": [{"bucket", "retentionMsgs",
@@ -279,6 +294,8 @@ declare
     v_default uuid := '00000000-0000-0000-0000-000000000001';
     v_tenant  uuid := coalesce((filters ->> '_tenant')::uuid, v_default);
     v_queue   text := nullif(filters ->> 'queue', '');
+    v_space   text := nullif(filters ->> 'namespace', '');
+    v_task    text := nullif(filters ->> 'task', '');
     v_to      timestamptz := coalesce((filters ->> 'to')::timestamptz, now());
     v_from    timestamptz := coalesce((filters ->> 'from')::timestamptz, v_to - interval '1 hour');
     v_minutes int := queen.bucket_minutes(v_from, v_to);
@@ -294,6 +311,7 @@ begin
               and coalesce(h.retention_type, '') not like '\_\_%\_\_'
               and coalesce(h.tenant_id, q.tenant_id, v_default) = v_tenant
               and (v_queue is null or q.name = v_queue)
+              and (v_space is null or q.namespace = v_space) and (v_task is null or q.task = v_task)
         ), sums as (
             select bucket, grouping(bucket) = 1 as is_total, jsonb_build_object(
                 'retentionMsgs', coalesce(sum(messages) filter (where rule = 'retention'), 0),

@@ -70,7 +70,8 @@ create or replace function queen.log_queue_list_v1(
     from (select count(*) as found from found) f
     left join (page join queen.queues q on q.id = page.id) on true
     left join lateral (
-        select s.retained_bytes from queen.stats s where s.stat_type = 'queue' and s.queue_id = q.id limit 1
+        select s.retained_bytes from queen.stats s
+        where s.stat_type = 'queue' and s.stat_key = q.id::text and s.measured_at is not null
     ) b on true
     left join lateral queen.log_queue_counts_v1(q.id) n on true
     order by q.created_at desc, q.id desc

@@ -24,7 +24,7 @@ use crate::http::{self, App, ConnectionLimits, PopWait, Settings};
 use crate::retention;
 use crate::seal::Sealer;
 use crate::spool::Settings as SpoolSettings;
-use crate::telemetry::{Flusher, Identity};
+use crate::telemetry::{Flusher, Identity, measure_until};
 
 /// How long requests under way may take to finish when the server stops.
 const REQUESTS_WAIT: Duration = Duration::from_secs(10);
@@ -79,9 +79,13 @@ async fn work(
         // It bounds its own time.
         tokio::spawn(async move { auth.warm_up().await });
     }
-    let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(address.port()));
+    let wake = app.wake.clone();
+    let flusher = Flusher::new(app.telemetry.clone(), app.db.clone(), Identity::new(address.port()))
+        .with_parked(move |most| wake.parked_by_queue(most));
     let interval = Duration::from_millis(config.retention.metrics_flush_ms);
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
+    let measured = Duration::from_millis(config.retention.retained_bytes_interval_ms);
+    tokio::spawn(measure_until(app.db.clone(), measured, stop.clone()));
     let replaying = tokio::spawn(app.spool.clone().replay(stop.clone()));
     let firing = config.messaging.fires_timers.then(|| tokio::spawn(app.sweeper().run(stop.clone())));
     let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());

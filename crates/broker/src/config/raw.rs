@@ -73,8 +73,9 @@ settings! {
     retention_parallelism = "RETENTION_PARALLELISM": Inert { why: "retention runs one bounded step at a time" };
     /// Refresh of the queue statistics.
     stats_interval_ms = "STATS_INTERVAL_MS": Inert { why: "statistics are computed when they are asked for" };
-    /// Refresh of the retained-bytes figures.
-    retained_bytes_interval_ms = "RETAINED_BYTES_INTERVAL_MS": Inert { why: "retained bytes are not tracked" };
+    /// How often the bytes that each queue retains are measured.
+    retained_bytes_interval_ms = "RETAINED_BYTES_INTERVAL_MS":
+        Int { default: 600_000, min: 1000, max: 86_400_000, unit: "ms" };
     /// Partitions that one cycle takes on at most; 0 takes five times the batch. The rest has its turn at once after.
     retention_due_cap = "QUEEN_RETENTION_DUE_CAP": Int { default: 0, min: 0, max: 1_000_000, unit: "partitions" };
     /// Period of the walk that checks when each partition comes due; 0 walks once after the start.

@@ -226,6 +226,12 @@ impl Given<Int> {
     pub fn read_usize(&self, findings: &mut Findings) -> usize {
         usize::try_from(self.read_u64(findings)).unwrap_or(usize::MAX)
     }
+
+    /// As bytes; `None` for zero, which switches its limit off.
+    pub fn read_mebibytes(&self, findings: &mut Findings) -> Option<u64> {
+        let count = self.read_u64(findings);
+        (0 < count).then_some(count << 20)
+    }
 }
 
 /// Digits too many for 64 bits are still a number, only one far outside every range.

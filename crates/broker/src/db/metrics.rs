@@ -63,6 +63,20 @@ pub async fn flush_queue_metrics_v1(db: &(impl Sql + Sync), counts: &[Value], te
     Ok(())
 }
 
+/// `queen.flush_parked_v1`; each element of `parked` has a queue and a count.
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn flush_parked_v1(
+    db: &(impl Sql + Sync), hostname: &str, worker_id: i32, parked: &[Value], tenant: Uuid,
+) -> Result<(), Error> {
+    let query = "select queen.flush_parked_v1($1, $2, $3, $4)";
+    let params: [Param<'_>; 4] =
+        [(&hostname, Type::TEXT), (&worker_id, Type::INT4), (&Json(parked), Type::JSONB), (&tenant, Type::UUID)];
+    db.row(query, &params).await?;
+    Ok(())
+}
+
 /// `queen.fold_partition_events_v1`
 ///
 /// # Errors

@@ -54,6 +54,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0009_due.sql",
     "0010_kv.sql",
     "0011_timers.sql",
+    "0012_measured.sql",
 );
 
 /// One `create index concurrently` a file, named as the index.
@@ -88,6 +89,9 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "consumer_groups.sql",
     "resources.sql",
     "messages.sql",
+    "analytics.sql",
+    "status.sql",
+    "stats.sql",
 );
 
 /// What an install did.

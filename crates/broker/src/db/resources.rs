@@ -44,7 +44,7 @@ pub struct Counts {
 
 impl Counts {
     /// From five columns.
-    fn read(row: &Row, at: usize) -> Result<Self, tokio_postgres::Error> {
+    pub(super) fn read(row: &Row, at: usize) -> Result<Self, tokio_postgres::Error> {
         Ok(Self {
             total: row.try_get(at)?,
             pending: row.try_get(at + 1)?,

@@ -66,6 +66,7 @@ pub(super) async fn keep_up(stop: CancellationToken) {
 /// Counts each request and its time by route, method and status.
 pub(super) async fn measure(State(app): State<Arc<App>>, path: MatchedPath, request: Request, next: Next) -> Response {
     let method = request.method().clone();
+    app.telemetry.answered();
     if let Some(kind) = kind(path.as_str()) {
         app.telemetry.requested(kind);
     }

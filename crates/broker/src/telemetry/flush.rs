@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ebbtide_sweep::{LineLimit, pause};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::Telemetry;
 use super::process::Samples;
-use crate::db::metrics::{ServerMetrics, flush_queue_metrics_v1, flush_server_metrics_v1, fold_partition_events_v1};
+use crate::db::metrics::{
+    ServerMetrics, flush_parked_v1, flush_queue_metrics_v1, flush_server_metrics_v1, fold_partition_events_v1,
+};
 use crate::db::{Conn, Db};
 use crate::error::Error;
 use crate::id::DEFAULT_TENANT;
@@ -51,11 +53,21 @@ pub struct Flusher {
     db: Db,
     identity: Identity,
     samples: Samples,
+    parked: Parked,
 }
+
+/// Tells by queue how many pops wait; at most as many queues as it is asked for.
+type Parked = Box<dyn Fn(usize) -> Vec<(String, usize)> + Send + Sync>;
 
 impl Flusher {
     pub fn new(telemetry: Arc<Telemetry>, db: Db, identity: Identity) -> Self {
-        Self { telemetry, db, identity, samples: Samples::default() }
+        Self { telemetry, db, identity, samples: Samples::default(), parked: Box::new(|_| Vec::new()) }
+    }
+
+    /// Also notes how many pops wait, as `parked` tells.
+    #[must_use]
+    pub fn with_parked(self, parked: impl Fn(usize) -> Vec<(String, usize)> + Send + Sync + 'static) -> Self {
+        Self { parked: Box::new(parked), ..self }
     }
 
     /// Flushes at once, then every `interval`, and once more when `cancel` is cancelled.
@@ -95,6 +107,7 @@ impl Flusher {
         }
         self.flush_server(&conn).await?;
         self.flush_queues(&conn).await?;
+        self.flush_parked(&conn).await?;
         for _ in 0..FOLDS_MAX {
             if fold_partition_events_v1(&conn, EVENTS_PER_CALL).await?.done {
                 break;
@@ -125,6 +138,18 @@ impl Flusher {
                 Err(error)
             }
         }
+    }
+
+    /// Servers on one machine are told apart by their ports.
+    async fn flush_parked(&self, conn: &Conn) -> Result<(), Error> {
+        let parked = (self.parked)(QUEUES_MAX);
+        let Identity { hostname, port } = &self.identity;
+        for some in parked.chunks(QUEUES_PER_CALL) {
+            let rows: Vec<Value> =
+                some.iter().map(|(queue, parked)| json!({"queue": queue, "parked": parked})).collect();
+            flush_parked_v1(conn, hostname, i32::from(*port), &rows, DEFAULT_TENANT).await?;
+        }
+        Ok(())
     }
 
     /// Bounded by what there can be: queues counted meanwhile wait for the next flush.

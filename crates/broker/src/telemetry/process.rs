@@ -40,6 +40,28 @@ impl Gauge {
     }
 }
 
+/// What the process has used so far, and holds; `None` where the system does not say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    pub user_us: Option<u64>,
+    pub system_us: Option<u64>,
+    pub rss_bytes: Option<u64>,
+    pub virtual_bytes: Option<u64>,
+}
+
+impl Usage {
+    pub fn now() -> Self {
+        let (user_us, system_us) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(cpu_us).unzip();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Self {
+            user_us,
+            system_us,
+            rss_bytes: kib_field(&status, "VmRSS:"),
+            virtual_bytes: kib_field(&status, "VmSize:"),
+        }
+    }
+}
+
 /// The samples since the last flush.
 #[derive(Default)]
 pub(super) struct Samples {
@@ -64,15 +86,15 @@ impl Samples {
         self.pool_idle.add(idle);
         self.pool_active.add(size.saturating_sub(idle));
         self.pool_waiting.add(waiting);
-        if let Some((user_us, system_us)) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(cpu_us) {
-            self.user_us.add(user_us);
-            self.system_us.add(system_us);
-        }
-        if let Ok(status) = fs::read_to_string("/proc/self/status") {
-            for (gauge, name) in [(&mut self.rss_bytes, "VmRSS:"), (&mut self.virtual_bytes, "VmSize:")] {
-                if let Some(bytes) = kib_field(&status, name) {
-                    gauge.add(bytes);
-                }
+        let usage = Usage::now();
+        for (gauge, sample) in [
+            (&mut self.user_us, usage.user_us),
+            (&mut self.system_us, usage.system_us),
+            (&mut self.rss_bytes, usage.rss_bytes),
+            (&mut self.virtual_bytes, usage.virtual_bytes),
+        ] {
+            if let Some(sample) = sample {
+                gauge.add(sample);
             }
         }
     }
