@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::QueueName;
+use crate::list::ListStore;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
@@ -144,6 +145,10 @@ impl Storage for Forwarding {
 
     fn schedules(&self) -> Option<&dyn ScheduleStore> {
         self.inner.schedules()
+    }
+
+    fn lists(&self) -> Option<&dyn ListStore> {
+        self.inner.lists()
     }
 
     fn retention(&self) -> Option<&dyn RetentionStore> {

@@ -142,6 +142,8 @@ pub const DEAD_LETTERS_PAGE_MAX: u32 = 1000;
 pub const JOBS_PAGE: u32 = 50;
 /// Largest page of the job listing.
 pub const JOBS_PAGE_MAX: u32 = 100;
+/// Longest text that a list of jobs searches for, in bytes.
+pub const SEARCH_BYTES_MAX: usize = 256;
 /// Most ids in one bulk call.
 pub const BULK_IDS_MAX: usize = 1000;
 /// Rows that one step of a purge deletes at most.

@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId, TerminalStatus};
 use crate::limits::QueueName;
+use crate::list::ListStore;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 
@@ -214,6 +215,11 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Jobs that are enqueued by the clock.
     fn schedules(&self) -> Option<&dyn ScheduleStore> {
+        None
+    }
+
+    /// Lists of jobs, queues and deduplication windows.
+    fn lists(&self) -> Option<&dyn ListStore> {
         None
     }
 

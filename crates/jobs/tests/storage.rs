@@ -22,6 +22,8 @@ mod enqueue;
 mod fan_out;
 #[path = "storage/fan_out_recovery.rs"]
 mod fan_out_recovery;
+#[path = "storage/list.rs"]
+mod list;
 #[path = "storage/outcome.rs"]
 mod outcome;
 #[path = "storage/plan.rs"]

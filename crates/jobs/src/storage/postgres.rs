@@ -8,6 +8,7 @@ mod enqueue;
 mod fan_out;
 mod fleet;
 mod gate;
+mod list;
 mod migrate;
 mod retention;
 mod row;
@@ -37,6 +38,7 @@ use crate::error::Error;
 use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::{QueueName, WorkerId, check_text};
+use crate::list::ListStore;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
@@ -253,6 +255,10 @@ impl Storage for PostgresStorage {
     }
 
     fn schedules(&self) -> Option<&dyn ScheduleStore> {
+        Some(self)
+    }
+
+    fn lists(&self) -> Option<&dyn ListStore> {
         Some(self)
     }
 

@@ -8,6 +8,7 @@ mod enqueue;
 mod fan_out;
 mod fleet;
 mod gate;
+mod list;
 mod migrate;
 mod retention;
 mod row;
@@ -31,6 +32,7 @@ use crate::error::Error;
 use crate::fan_out::FanOutStore;
 use crate::job::{Claim, Job, JobId};
 use crate::limits::{QueueName, WorkerId, check_text};
+use crate::list::ListStore;
 use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclaim, Reclaimed};
 use crate::schedule::ScheduleStore;
 use crate::storage::{
@@ -187,6 +189,10 @@ impl Storage for SqliteStorage {
     }
 
     fn schedules(&self) -> Option<&dyn ScheduleStore> {
+        Some(self)
+    }
+
+    fn lists(&self) -> Option<&dyn ListStore> {
         Some(self)
     }
 
