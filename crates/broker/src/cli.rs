@@ -3,6 +3,7 @@
 mod bench;
 mod database;
 mod files;
+mod jobs;
 mod migrate;
 mod retention;
 mod serve;
@@ -35,6 +36,8 @@ enum Command {
     Sweep(sweep::Sweep),
     /// Look at what deletion leaves.
     Retention(retention::Retention),
+    /// Look at durable jobs and act on them, in PostgreSQL or SQLite.
+    Jobs(jobs::Jobs),
     /// Measure a server against its database, and clean up.
     Bench(bench::Bench),
 }
@@ -46,6 +49,7 @@ impl Command {
             Self::Migrate(settings) => settings.run(migrate::run),
             Self::Sweep(sweep) => sweep.run(),
             Self::Retention(retention) => retention.run(),
+            Self::Jobs(jobs) => jobs.run(),
             Self::Bench(bench) => bench.run(),
         }
     }
@@ -119,7 +123,13 @@ pub fn main() -> ExitCode {
             } else {
                 eprintln!("ebbtide: {error:#}");
             }
-            if error.is::<sweep::AnotherLeads>() { ExitCode::from(sweep::ANOTHER_LEADS) } else { ExitCode::FAILURE }
+            if error.is::<sweep::AnotherLeads>() {
+                ExitCode::from(sweep::ANOTHER_LEADS)
+            } else if error.is::<jobs::Skipped>() {
+                ExitCode::from(jobs::SKIPPED)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

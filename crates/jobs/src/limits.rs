@@ -213,6 +213,17 @@ macro_rules! name {
                 Self(name)
             }
 
+            /// A name that another program may have written with plain SQL: any text of at most 255 characters without a
+            /// NUL. Nothing is enqueued under it by this library.
+            ///
+            /// # Errors
+            /// [`Error::Invalid`] if it is anything else.
+            pub fn existing(name: impl Into<String>) -> Result<Self, Error> {
+                let name = name.into();
+                check_text($field, &name)?;
+                Ok(Self(name))
+            }
+
             /// The name.
             pub fn as_str(&self) -> &str {
                 &self.0
