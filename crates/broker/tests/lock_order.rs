@@ -2,6 +2,9 @@
 
 mod support;
 
+#[path = "lock_order/riders.rs"]
+mod riders;
+
 use serde_json::{Value, json};
 use support::partition::Log;
 use support::random::Random;
