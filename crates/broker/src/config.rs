@@ -193,7 +193,7 @@ impl Config {
             variables
                 .into_iter()
                 .filter(|name| is_unbuilt(name))
-                .map(|name| format!("{name} has no effect in this version: the feature it belongs to is not built")),
+                .map(|name| format!("{name} has no effect in this version: what it sets is fixed, or not built")),
         );
         let Findings { errors, warnings } = findings;
         if errors.is_empty() { Ok((config, warnings)) } else { Err(ConfigError(errors)) }

@@ -55,7 +55,7 @@ struct Queues<'a> {
     /// On all pages.
     total: i64,
     pagination: Slice,
-    // There are no such stores, so nothing is counted in them.
+    // Counting rows of stores that have no counters would be a scan.
     kv_rows: Option<i64>,
     kv_bytes: Option<i64>,
     timer_rows: Option<i64>,
