@@ -4,6 +4,7 @@
 mod support;
 
 mod batch;
+mod cost;
 mod model;
 mod single;
 
