@@ -4,6 +4,7 @@ mod body;
 mod cases;
 mod client;
 mod control;
+mod jobs;
 mod load;
 mod open_loop;
 mod report;
@@ -38,6 +39,8 @@ enum What {
     PushPop(Options),
     /// What deletion costs, and what it costs everybody else.
     Retention(retention::Options),
+    /// Durable jobs: enqueueing, running and picking up, on PostgreSQL and SQLite.
+    Jobs(jobs::Options),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -125,6 +128,10 @@ impl Bench {
             What::Retention(options) => {
                 let measured =
                     measure(&options.place, async |database| retention::measure_in(&options, database).await);
+                (runtime.block_on(measured)?, options.json)
+            }
+            What::Jobs(options) => {
+                let measured = measure(&options.place, async |database| jobs::measure_in(&options, database).await);
                 (runtime.block_on(measured)?, options.json)
             }
         };
