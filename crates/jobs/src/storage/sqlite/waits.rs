@@ -19,9 +19,10 @@ use crate::storage::run::{
 
 pub(super) fn send(db: &Connection, job: JobId, name: &str, payload: &[u8]) -> Result<(), Error> {
     // From the job's row, so that a signal never comes without one; foreign keys may be off.
-    let query = "insert into signals (job_id, name, payload, created_at)
-                 select id, ?2, ?3, ?4 from jobs where id = ?1";
-    let params = params![job.as_uuid(), name, payload, row::now(db)?];
+    let query = "insert into signals (id, job_id, name, payload, created_at)
+                 select ?5, id, ?2, ?3, ?4 from jobs where id = ?1";
+    // The clock counts milliseconds; among signals of one, the id keeps the order in which they were sent.
+    let params = params![job.as_uuid(), name, payload, row::now(db)?, Uuid::now_v7()];
     let stored = db.prepare_cached(query).and_then(|mut query| query.execute(params)).map_err(error)?;
     if stored == 1 { Ok(()) } else { Err(Error::JobNotFound(job)) }
 }
