@@ -35,6 +35,9 @@ if { $want_tests || ! names_a_database; } && ! has_postgres; then
 fi
 has cc || packages+=(build-essential)
 has setpriv || packages+=(util-linux)
+if $want_tests && ! has openssl; then
+  packages+=(openssl)
+fi
 if $want_tests && ! python3 -c 'import ensurepip, venv' >/dev/null 2>&1; then
   packages+=(python3-venv)
 fi

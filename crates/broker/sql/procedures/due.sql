@@ -94,31 +94,15 @@ begin
     return null;
 end $$;
 
--- Forgets the stamps of partitions whose segments were changed by hand.
+-- Forgets the stamps of partitions whose segments or sidecar rows were changed by hand.
 --
 -- Lock:   the partition rows, ascending by id, in one statement.
 -- Result: stamps of -infinity, no hold, and a row of due_events for each.
-create or replace function queen.note_segments_changed() returns trigger language plpgsql as $$
+create or replace function queen.note_rows_changed() returns trigger language plpgsql as $$
 begin
     update queen.log_partitions p
-       set oldest_live_at = '-infinity', held_next = null, held_since = null, recheck_at = null
-      from (select l.id from queen.log_partitions l
-             where l.id in (select c.partition_id from changed c)
-             order by l.id
-               for no key update) k
-     where p.id = k.id;
-    insert into queen.due_events (partition_id) select distinct c.partition_id from changed c;
-    return null;
-end $$;
-
--- Forgets the stamps of partitions whose sidecar rows were changed by hand.
---
--- Lock:   as note_segments_changed.
--- Result: as note_segments_changed.
-create or replace function queen.note_txns_changed() returns trigger language plpgsql as $$
-begin
-    update queen.log_partitions p
-       set oldest_txn_at = '-infinity'
+       set oldest_live_at = '-infinity', oldest_txn_at = '-infinity',
+           held_next = null, held_since = null, recheck_at = null
       from (select l.id from queen.log_partitions l
              where l.id in (select c.partition_id from changed c)
              order by l.id
@@ -162,10 +146,10 @@ begin
             for each statement execute function queen.note_stamps_unknown()',
         'create trigger note_segments_changed after update on queen.log_segments
             referencing new table as changed
-            for each statement execute function queen.note_segments_changed()',
+            for each statement execute function queen.note_rows_changed()',
         'create trigger note_txns_changed after update on queen.log_txns
             referencing new table as changed
-            for each statement execute function queen.note_txns_changed()'
+            for each statement execute function queen.note_rows_changed()'
     ] loop
         v_name := split_part(v_make, ' ', 3);
         v_table := substring(v_make from 'on (queen\.[a-z_]+)');
