@@ -69,6 +69,9 @@ class World:
         call("POST", "/api/v1/ack", ids | fence | {"status": "dlq", "error": "fuzz"})
         call("POST", "/api/v1/traces", ids | {"data": 1, "traceNames": ["fuzzed"]})
         self.names |= ids | {"live": live, "dead": message["transactionId"], "consumerGroup": "readers"}
+        stream = {"name": "fuzzed", "source_queue": "fuzz", "config_hash": "fuzz"}
+        query = call("POST", "/streams/v1/queries", stream | {"reset": True})
+        self.names |= stream | {"query_id": query["query_id"], "partition_id": message["partitionId"]}
         leased = call("GET", f"{pop}&leaseSeconds=600") if (self.generation % 2 if leases is None else leases) else None
         if leased:
             self.names["leaseId"] = leased["leaseId"]

@@ -24,10 +24,12 @@ def check(function):
 class Bench:
     """What a check works with: the published client, its server's address and its database."""
 
-    def __init__(self, client, server_url, database_url):
+    def __init__(self, client, server_url, database_url, subscribe_to_all):
         self.client = client
         self.server_url = server_url
         self.database_url = database_url
+        # Whether a group that does not say starts at the oldest message.
+        self.subscribe_to_all = subscribe_to_all
         self.db = psycopg.connect(database_url, autocommit=True)
         # Facts that one check leaves for a later one.
         self.left = {}

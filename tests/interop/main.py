@@ -11,6 +11,10 @@ if sys.argv[1] == "tokens":
     import tokens
 
     TOKEN = tokens.made("read-write")
+elif sys.argv[1] == "streams":
+    import streams  # noqa: F401
+
+    TOKEN = None
 else:
     import behaviour  # noqa: F401
     import later  # noqa: F401
@@ -23,7 +27,8 @@ else:
 async def main():
     server_url, database_url = os.environ["INTEROP_SERVER_URL"], os.environ["INTEROP_DATABASE_URL"]
     async with Queen(server_url, bearer_token=TOKEN) as client:
-        return await harness.run(harness.Bench(client, server_url, database_url))
+        subscribe_to_all = os.environ["INTEROP_SUBSCRIPTION_MODE"] == "all"
+        return await harness.run(harness.Bench(client, server_url, database_url, subscribe_to_all))
 
 
 passed, failed = asyncio.run(main())

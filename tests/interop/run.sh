@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Holds a server that it starts itself, on its embedded PostgreSQL, against the published Python client.
 #
-#   tests/interop/run.sh [path of the ebbtide binary [open | tokens | fuzz]]
+#   tests/interop/run.sh [path of the ebbtide binary [open | streams | tokens | fuzz]]
 #
 # With TEST_DATABASE_URL set and INTEROP_EXTERNAL=1, the server uses that database instead.
 set -euo pipefail
@@ -75,10 +75,10 @@ stop() {
   server=
 }
 
-# checks NAME: the checks of main.py that go by this name.
+# checks NAME [MODE]: the checks of main.py that go by this name, on a server with this default subscription mode.
 checks() {
   PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_DATABASE_URL=$address INTEROP_EBBTIDE=$ebbtide \
-    INTEROP_SECRET=$secret timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1"
+    INTEROP_SECRET=$secret INTEROP_SUBSCRIPTION_MODE=${2:-new} timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1"
 }
 
 # fuzz: what the document allows and forbids, against the server.
@@ -94,6 +94,14 @@ secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
 if part open; then
   start
   checks open
+  stop
+fi
+if part streams; then
+  start
+  checks streams new
+  stop
+  start DEFAULT_SUBSCRIPTION_MODE=all
+  checks streams all
   stop
 fi
 if part tokens; then

@@ -20,6 +20,7 @@ pub mod retention;
 pub mod space;
 pub mod stats;
 pub mod status;
+pub mod streams;
 pub mod timers;
 mod tls;
 pub mod traces;

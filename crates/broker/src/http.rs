@@ -28,6 +28,7 @@ mod range;
 mod resources;
 mod retry;
 mod status;
+mod streams;
 mod system;
 mod timers;
 mod traces;
@@ -198,6 +199,7 @@ fn families() -> OpenApiRouter<Arc<App>> {
         ("Consumer groups", consumer_groups::routes()),
         ("Resources", resources::routes()),
         ("Traces", traces::routes()),
+        ("Streams", streams::routes()),
         ("System", system::routes()),
         ("Status", status::routes()),
         ("Analytics", analytics::routes()),

@@ -52,6 +52,11 @@ uuid_id!(
     PartitionId
 );
 
+uuid_id!(
+    /// A row of `queen_streams.queries`.
+    QueryId
+);
+
 /// A position in a partition's log, from 0.
 pub type Offset = i64;
 

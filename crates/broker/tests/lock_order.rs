@@ -4,6 +4,8 @@ mod support;
 
 #[path = "lock_order/riders.rs"]
 mod riders;
+#[path = "lock_order/writers.rs"]
+mod writers;
 
 use serde_json::{Value, json};
 use support::partition::Log;
@@ -13,48 +15,9 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
+use writers::{QUERY, cycle, push, transact};
 
 type Outcome = Result<Value, tokio_postgres::Error>;
-
-/// A hash that no other message has, as a sidecar stores it.
-fn hash() -> Vec<u8> {
-    Uuid::new_v4().as_bytes().to_vec()
-}
-
-/// One message to each of the partitions of a queue, in the order given, in one call.
-async fn push(client: &Client, queue: &str, partitions: &[String]) -> Outcome {
-    let count = partitions.len();
-    let hashes: Vec<Vec<u8>> = (0..count).map(|_| hash()).collect();
-    let query = "select queen.log_push_multi_v1($1, $2, $3, $4, $5, $6)";
-    let row = client
-        .query_one(
-            query,
-            &[
-                &vec![queue; count],
-                &partitions,
-                &vec![1; count],
-                &hashes,
-                &vec![-1_i64; count],
-                &vec![b"blob".to_vec(); count],
-            ],
-        )
-        .await?;
-    Ok(row.get(0))
-}
-
-/// The same as a transaction.
-async fn transact(client: &Client, queue: &str, partitions: &[String]) -> Outcome {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let pushes: Vec<Value> = partitions
-        .iter()
-        .map(|partition| {
-            json!({"queue": queue, "partition": partition, "count": 1, "hashes": hex(&hash()), "blob": "00",
-                "transactionIds": ["t"]})
-        })
-        .collect();
-    let row = client.query_one("select queen.log_transaction_wire_v1($1)", &[&json!({"pushes": pushes})]).await?;
-    Ok(row.get(0))
-}
 
 fn names(range: std::ops::Range<usize>) -> Vec<String> {
     range.map(|number| number.to_string()).collect()
@@ -65,6 +28,8 @@ fn names(range: std::ops::Range<usize>) -> Vec<String> {
 enum Act {
     Push,
     Transact,
+    Cycle,
+    ResetQuery,
     Retain,
     Purge,
     Evict,
@@ -78,6 +43,8 @@ impl Act {
         let query = match self {
             Self::Push => return push(client, "q", &["2".into(), "0".into(), "1".into()]).await,
             Self::Transact => return transact(client, "q", &["2".into(), "1".into(), "0".into()]).await,
+            Self::Cycle => return cycle(client, "q", &["1".into(), "2".into(), "0".into()]).await,
+            Self::ResetQuery => "select queen.log_streams_register_v1('s', 'q', null, 'other', true)".to_owned(),
             Self::Retain => format!("select queen.log_retention_step_v1(id, now(), now(), 1) {of_1}"),
             Self::Purge => format!("select queen.log_txns_purge_step_v1(id, now(), 1) {of_1}"),
             Self::Evict => format!("select queen.log_evict_max_wait_step_v1(id, now(), 1) {of_1}"),
@@ -99,16 +66,24 @@ async fn lanes(log: &Log, empty: bool) {
          select id, 'g', '2020-01-01' from queen.log_partitions",
     )
     .await;
+    stream(log).await;
     if !empty {
         log.execute(
             "insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
              select id, n, n, '2020-01-01', 'x' from queen.log_partitions, generate_series(0, 1) n;
              insert into queen.log_txns (partition_id, base_offset, end_offset, created_at, hashes)
              select id, n, n, '2020-01-01', 'x' from queen.log_partitions, generate_series(0, 1) n;
-             update queen.log_partitions set last_offset = 1",
+             update queen.log_partitions set last_offset = 1;
+             update queen.log_consumers set batch_end = 1, worker_id = 'w', lease_expires_at = now() + interval '1 hour'
+             from queen.log_partitions p where p.id = partition_id and p.name = '1'",
         )
         .await;
     }
+}
+
+async fn stream(log: &Log) {
+    let insert = "insert into queen_streams.queries (id, name, config_hash) values ($1, 's', 'hash')";
+    log.sql.execute(insert, &[&QUERY]).await.expect("query");
 }
 
 /// Starts `act` in a session named `b`, and returns once it waits for a lock.
@@ -139,7 +114,7 @@ async fn waits(first: Act, second: Act, empty: bool) -> Outcome {
 
 #[tokio::test]
 async fn pushes_and_steps_wait_for_each_other_and_both_end() {
-    for writer in [Act::Push, Act::Transact] {
+    for writer in [Act::Push, Act::Transact, Act::Cycle] {
         for step in [Act::Retain, Act::Purge, Act::Evict] {
             for (first, second) in [(writer, step), (step, writer)] {
                 let outcome = waits(first, second, false).await;
@@ -167,8 +142,32 @@ async fn a_step_behind_a_queue_delete_finds_nothing_and_is_done() {
 }
 
 #[tokio::test]
+async fn a_cycle_and_other_writers_wait_for_each_other_and_both_end() {
+    for other in [Act::Push, Act::Transact, Act::ResetQuery, Act::Cycle] {
+        for (first, second) in [(Act::Cycle, other), (other, Act::Cycle)] {
+            let outcome = waits(first, second, false).await;
+            assert!(outcome.is_ok(), "{second:?} behind {first:?}: {outcome:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_queue_delete_behind_a_cycle_takes_its_state_and_one_before_it_ends_it() {
+    assert_eq!(waits(Act::Cycle, Act::DeleteQueue, false).await.expect("deletes")["deleted"], true);
+    let error = waits(Act::DeleteQueue, Act::Cycle, false).await.expect_err("the source is gone");
+    assert_eq!(error.code().expect("an answer of the database").code(), "QN001");
+    let log = Log::start().await;
+    lanes(&log, false).await;
+    Act::Cycle.run(&log.sql).await.expect("a cycle");
+    assert_eq!(log.count("select count(*) from queen_streams.state").await, 2);
+    Act::DeleteQueue.run(&log.sql).await.expect("deletes");
+    assert_eq!(log.count("select count(*) from queen_streams.state").await, 0);
+    assert_eq!(log.count("select count(*) from queen_streams.queries").await, 1);
+}
+
+#[tokio::test]
 async fn cleanup_waits_for_nobody() {
-    for other in [Act::Push, Act::Transact, Act::Retain, Act::Purge, Act::DeleteQueue] {
+    for other in [Act::Push, Act::Transact, Act::Cycle, Act::Retain, Act::Purge, Act::DeleteQueue] {
         let log = Log::start().await;
         lanes(&log, true).await;
         let a = log.database.client().await;
@@ -205,7 +204,9 @@ async fn a_push_waits_for_one_batch_only() {
 /// C3: a push that resolved the partition just before it was deleted.
 #[tokio::test]
 async fn a_push_behind_cleanup_is_told_to_try_again_and_makes_a_new_partition() {
-    for (act, codes) in [(Act::Push, ["QN001", "23503"]), (Act::Transact, ["QN001", "23503"])] {
+    for (act, codes) in
+        [(Act::Push, ["QN001", "23503"]), (Act::Transact, ["QN001", "23503"]), (Act::Cycle, ["QN001", "23503"])]
+    {
         let error = waits(Act::Cleanup, act, true).await.expect_err("the partition is gone");
         let code = error.code().expect("an answer of the database").code().to_owned();
         assert!(codes.contains(&code.as_str()), "{act:?}: {error:?}");
@@ -347,7 +348,7 @@ const LANES: usize = 64;
 const ROUNDS: usize = 25;
 
 /// Pushes to all partitions in another order each time, until it has done so often enough.
-async fn write_load(client: Client, mut random: Random, as_transaction: bool) -> Load {
+async fn write_load(client: Client, mut random: Random, act: Act) -> Load {
     let mut load = Load::default();
     let mut partitions = names(0..LANES);
     for round in 0..ROUNDS {
@@ -355,10 +356,10 @@ async fn write_load(client: Client, mut random: Random, as_transaction: bool) ->
         let queue = if round % 5 == 4 { "doomed" } else { "q" };
         random.shuffle(&mut partitions);
         loop {
-            let outcome = if as_transaction {
-                transact(&client, queue, &partitions).await
-            } else {
-                push(&client, queue, &partitions).await
+            let outcome = match act {
+                Act::Transact => transact(&client, queue, &partitions).await,
+                Act::Cycle => cycle(&client, queue, &partitions).await,
+                _ => push(&client, queue, &partitions).await,
             };
             match outcome {
                 Ok(_) => break,
@@ -391,7 +392,7 @@ async fn sweep_load(client: Client, query: &'static str, stop: tokio_util::sync:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_load_never_deadlocks_and_loses_nothing() {
-    const SWEEPS: [&str; 5] = [
+    const SWEEPS: [&str; 6] = [
         // One partition in each call, as the cycle does it; which one is left to chance.
         "select queen.log_retention_step_v1(
             (select id from queen.log_partitions order by random() limit 1), clock_timestamp(), null, 3)",
@@ -401,9 +402,11 @@ async fn random_load_never_deadlocks_and_loses_nothing() {
             (select id from queen.log_partitions order by random() limit 1), clock_timestamp(), 3)",
         "select queen.log_partition_cleanup_step_v1(now() + interval '1 hour', 10)",
         "select queen.delete_queue_v1('doomed')",
+        "select queen.log_streams_register_v1('s', 'q', null, 'hash', true)",
     ];
     let mut random = Random::seeded();
     let log = Log::start().await;
+    stream(&log).await;
     let stop = tokio_util::sync::CancellationToken::new();
     let mut sweepers = Vec::new();
     for query in SWEEPS {
@@ -411,9 +414,9 @@ async fn random_load_never_deadlocks_and_loses_nothing() {
         sweepers.push(tokio::spawn(sweep_load(client, query, stop.clone())));
     }
     let mut writers = Vec::new();
-    for number in 0..4 {
+    for act in [Act::Push, Act::Push, Act::Transact, Act::Cycle] {
         let client = log.database.client().await;
-        writers.push(tokio::spawn(write_load(client, Random::from_seed(random.next()), number == 0)));
+        writers.push(tokio::spawn(write_load(client, Random::from_seed(random.next()), act)));
     }
     let mut total = Load::default();
     for writer in writers {

@@ -3,15 +3,16 @@
 -- Deletes a queue and all that belongs to it; traces and retention history stay.
 --
 -- Lock:   the queues row, then the queue's partitions by ascending id, then their cursors by
---         (partition, group), then rows that no other session waits for while it holds one of
---         these. A push that makes partitions takes a share of the queues row before any
---         partition; transactions and bundled pushes lock partitions by ascending id;
---         a retention step holds one partition and asks for no second one; cleanup passes
---         held partitions by; acks lock cursors in the order above. So each of them waits
---         before this or is waited for, and none does both. New partitions cannot appear
---         meanwhile: their foreign key needs the queues row.
+--         (partition, group), then the state of streams by its key, then rows that no other session
+--         waits for while it holds one of these. A push that makes partitions takes a share of the
+--         queues row before any partition; transactions, bundled pushes and cycles of streams lock
+--         partitions by ascending id; a retention step holds one partition and asks for no second
+--         one; cleanup passes held partitions by; acks lock cursors in the order above; whoever
+--         writes state of streams holds its partition, and a reset takes state in the order above.
+--         So each of them waits before this or is waited for, and none does both. New partitions
+--         cannot appear meanwhile: their foreign key needs the queues row.
 -- Result: {"deleted", "queue", "existed"}
--- Why:    log_txns, log_dlq and the metrics have no foreign key, so nothing else would ever
+-- Why:    log_txns, log_dlq, streams state and the metrics have no foreign key, so nothing else would ever
 --         delete their rows. It is one transaction by contract: a queue of many segments holds
 --         its locks, and keeps the rows of the whole database from being vacuumed, until all
 --         are gone. Letting retention empty a large queue first makes this short.
@@ -32,8 +33,12 @@ begin
     perform from queen.log_consumers c
     where c.partition_id = any (v_pids) order by c.partition_id, c.consumer_group for update;
 
+    perform from queen_streams.state s
+    where s.partition_id = any (v_pids) order by s.query_id, s.partition_id, s.key for update;
+
     delete from queen.log_txns where partition_id = any (v_pids);
     delete from queen.log_dlq where partition_id = any (v_pids);
+    delete from queen_streams.state where partition_id = any (v_pids);
     delete from queen.queues where id = v_id;
     delete from queen.due_events where partition_id = any (v_pids);
     perform queen.delete_queue_metrics(v_id, p_name, p_tenant);

@@ -55,6 +55,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0010_kv.sql",
     "0011_timers.sql",
     "0012_measured.sql",
+    "0013_streams.sql",
 );
 
 /// One `create index concurrently` a file, named as the index.
@@ -81,6 +82,7 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "kv.sql",
     "timers.sql",
     "transaction.sql",
+    "streams.sql",
     "configure.sql",
     "retention.sql",
     "cleanup.sql",

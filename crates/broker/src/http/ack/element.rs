@@ -82,7 +82,7 @@ pub(super) fn group_or_queue_mode(group: Option<&str>) -> Result<String, Error> 
     }
 }
 
-fn parse_status(status: &str) -> Status {
+pub(in crate::http) fn parse_status(status: &str) -> Status {
     match status {
         "" | "completed" | "success" | "acked" | "ok" => Status::Completed,
         "retry" => Status::Retry,
