@@ -161,6 +161,7 @@ impl Db {
                 statements: self.statements,
                 deadline: self.statement_timeout,
                 in_flight: AtomicBool::new(false),
+                is_broken: AtomicBool::new(false),
             }),
             Err(error) => {
                 debug!(target: "db", %error, "no connection");
@@ -237,6 +238,8 @@ pub struct Conn {
     statements: Statements,
     deadline: Duration,
     in_flight: AtomicBool,
+    /// The backend said that it ends, which it may say before its end is seen.
+    is_broken: AtomicBool,
 }
 
 impl Conn {
@@ -265,6 +268,9 @@ impl Sql for Conn {
             return Err(Error::StatementTimeout); // still in flight: drop cancels and discards
         };
         self.in_flight.store(false, Ordering::Relaxed);
+        if matches!(result, Err(Error::Disconnected)) {
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
         result
     }
 }
@@ -273,10 +279,15 @@ impl Drop for Conn {
     /// A statement that nobody waits for any more is cancelled in the backend and its connection
     /// discarded: back in the pool it would make the next caller wait, and keep its locks meanwhile.
     fn drop(&mut self) {
-        if !self.in_flight.load(Ordering::Relaxed) {
+        let is_in_flight = self.in_flight.load(Ordering::Relaxed);
+        if !is_in_flight && !self.is_broken.load(Ordering::Relaxed) {
             return;
         }
         let Some(object) = self.object.take() else { return };
+        if !is_in_flight {
+            drop(Object::take(object));
+            return;
+        }
         let token = object.cancel_token();
         let connector = self.connector.clone();
         drop(Object::take(object));
