@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 # Cases of each operation beside the boundary values, which are sent once each.
-EXAMPLES_MAX = 15
+EXAMPLES_MAX = 10
 # Hangs are failures: no request may take longer than the first, nor all of them longer than the second.
 REQUEST_SECONDS_MAX = 20
 RUN_SECONDS_MAX = 240

@@ -10,11 +10,11 @@ const RAW: &str = "raw JSON";
 /// Levels of a body in which fields are looked for.
 const DEPTH_MAX: usize = 8;
 
-/// What a body has to say anyway, so that nothing but the wrong field is wrong.
-const NEEDED: &[&str] = &["DELETE /api/v1/dlq", "POST /api/v1/dlq/replay"];
-
 /// Numbers that may be given as text, since a query can give them too.
 const TEXT_COUNTS: &[&str] = &["limit"];
+
+/// Operations that one route knows and another refuses by their kind.
+const ELSEWHERE: &[(&str, &str)] = &[("POST /api/v1/transaction", "getPrefix")];
 
 /// JSON that a field of this schema cannot be.
 fn wrong(schema: &Value) -> Vec<String> {
@@ -85,44 +85,50 @@ fn wrong_bodies(document: &Document, schema: &Value, depth: usize) -> Vec<(Strin
     bodies
 }
 
-/// What is said about the request, or about the one element that it has.
+/// What is said about the request, or about the one element that it has. Where `error` is a code, the words are beside it.
 fn complaint(status: u16, answer: &Value) -> Option<&str> {
     match status {
-        400 => answer["error"].as_str(),
+        400 => answer["detail"].as_str().or(answer["error"].as_str()),
         // Acknowledgements are answered one by one.
         200 => answer.get(0).filter(|element| element["success"] == false).and_then(|first| first["error"].as_str()),
         _ => None,
     }
 }
 
-async fn try_all(broker: &Broker, document: &Document, operation: &Operation<'_>) -> usize {
-    let Some(schema) = operation.body() else { return 0 };
+/// How many wrong bodies there are, and those that were not refused by name.
+async fn try_all(broker: &Broker, document: &Document, operation: &Operation<'_>) -> (usize, Vec<String>) {
+    let Some(schema) = operation.body() else { return (0, Vec::new()) };
     let bodies = wrong_bodies(document, schema, 0);
-    let mut tried = 0;
-    for (name, mut body, raw) in bodies {
-        if NEEDED.contains(&operation.name().as_str()) && name != "queue" {
-            body["queue"] = json!("q");
-        }
+    let (mut tried, mut passed) = (0, Vec::new());
+    for (name, body, raw) in bodies {
         if TEXT_COUNTS.contains(&name.as_str()) && raw == "\"7\"" {
+            continue;
+        }
+        if ELSEWHERE.contains(&(operation.name().as_str(), body["kv"][0]["op"].as_str().unwrap_or_default())) {
             continue;
         }
         tried += 1;
         let body = body.to_string().replace(&json!(RAW).to_string(), &raw);
         let (status, answer) = operation.send(broker, &operation.path_with(None), Some(body.clone())).await;
         let named = complaint(status, &answer).is_some_and(|error| error.contains(name.as_str()));
-        assert!(named, "{}: {name} as {raw}: {status} {answer}\n{body}", operation.name());
+        if !named {
+            passed.push(format!("{}: {name} as {raw}: {status} {answer}\n{body}", operation.name()));
+        }
     }
-    tried
+    (tried, passed)
 }
 
 #[tokio::test]
 async fn a_wrong_field_of_a_body_is_named_on_every_route() {
     let broker = Broker::start().await;
     let document = Document::of(&broker).await;
-    let mut tried = 0;
+    let (mut tried, mut passed) = (0, Vec::new());
     for operation in document.operations() {
-        tried += try_all(&broker, &document, &operation).await;
+        let (more, through) = try_all(&broker, &document, &operation).await;
+        tried += more;
+        passed.extend(through);
     }
+    assert!(passed.is_empty(), "{}", passed.join("\n"));
     assert!(300 < tried, "{tried} requests");
 }
 

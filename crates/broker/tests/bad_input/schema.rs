@@ -8,6 +8,11 @@ use crate::support::Broker;
 /// Of a partition, message or lease that does not exist.
 pub(crate) const NIL: &str = "00000000-0000-7000-8000-000000000001";
 
+/// Optional fields of which a request needs one or another.
+const CHOSEN: &[&str] = &["toEnd", "forever", "queue", "operations", "timersFire"];
+/// JSON as base64, for a payload that is text.
+const ENCODED_PAYLOAD: &str = "MQ==";
+
 pub(crate) struct Document(pub(crate) Value);
 
 pub(crate) struct Operation<'a> {
@@ -82,8 +87,16 @@ impl Document {
             "array" => json!([self.sample(&schema["items"])]),
             "object" => {
                 let required = schema["required"].as_array().into_iter().flatten();
-                let names = required.map(|name| name.as_str().expect("a name").to_owned());
-                Value::Object(names.map(|name| (name.clone(), self.sample(&schema["properties"][&name]))).collect())
+                let names: Vec<&str> = required.map(|name| name.as_str().expect("a name")).collect();
+                let mut sample: Map<String, Value> =
+                    names.iter().map(|name| ((*name).to_owned(), self.sample(&schema["properties"][name]))).collect();
+                for name in CHOSEN.iter().filter(|name| schema["properties"][**name].is_object()) {
+                    sample.entry(*name).or_insert_with(|| self.sample(&schema["properties"][*name]));
+                }
+                if sample.get("payload").is_some_and(Value::is_string) {
+                    sample.insert("payload".to_owned(), json!(ENCODED_PAYLOAD));
+                }
+                Value::Object(sample)
             }
             _ => json!(1),
         }
