@@ -145,6 +145,7 @@ pub struct App {
     /// Told of timers that are scheduled here.
     pub alarm: Alarm,
     pub started: Instant,
+    autopilot: pop::Autopilot,
 }
 
 impl App {
@@ -166,7 +167,21 @@ impl App {
         let bodies = Budget::new(settings.bodies_bytes_max.max(settings.body_bytes_max));
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
         let (leases, alarm, started) = (Leases::default(), Alarm::default(), Instant::now());
-        Ok(Arc::new(Self { db, settings, wake, leases, telemetry, spool, sealing, auth, bodies, alarm, started }))
+        let autopilot = pop::Autopilot::default();
+        Ok(Arc::new(Self {
+            db,
+            settings,
+            wake,
+            leases,
+            telemetry,
+            spool,
+            sealing,
+            auth,
+            bodies,
+            alarm,
+            started,
+            autopilot,
+        }))
     }
 
     /// What fires timers on this server, while it runs.

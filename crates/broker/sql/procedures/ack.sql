@@ -214,7 +214,9 @@ begin
 
     with r as materialized (
         select * from queen.log_ack_resolve_v1(p_pid, p_hashes, p_statuses,
-            greatest(v_cursor.committed, v_context.txns_start - 1), coalesce(v_cursor.batch_end, least(v_context.last_offset, v_cursor.committed + c_span_max)))
+            -- Of a conflated lease only the last message was delivered; an id that stands in it twice means that one.
+            greatest(v_cursor.committed, v_context.txns_start - 1,
+                case when v_cursor.conflated then v_cursor.batch_end - 1 end), coalesce(v_cursor.batch_end, least(v_context.last_offset, v_cursor.committed + c_span_max)))
     ), s as (
         select max(r.live) filter (where r.rank = 0) as done, min(r.live) filter (where 0 < r.rank) as bad,
             array_agg(r.h) filter (where r.live is null) as missing,

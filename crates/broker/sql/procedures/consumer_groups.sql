@@ -85,8 +85,12 @@ begin
         cross join lateral queen.log_seek_target_v1(p.id, p.log_start, p.last_offset, p_at) t
         where p.id = any (v_pids)
     ), moved as (
-        insert into queen.log_consumers (partition_id, consumer_group, committed)
-        select t.id, p_group, t.r_committed from targets t order by t.id
+        insert into queen.log_consumers (partition_id, consumer_group, conflated, committed)
+        select t.id, p_group, coalesce((
+            select m.conflation from queen.log_partitions p join queen.consumer_groups_metadata m on m.queue_id = p.queue_id
+            where p.id = t.id and m.consumer_group = p_group and m.partition_name = '' and m.namespace = '' and m.task = ''
+            limit 1), false), t.r_committed
+        from targets t order by t.id
         on conflict (partition_id, consumer_group) do update set
             committed = excluded.committed, batch_end = null, worker_id = null, lease_expires_at = null,
             lease_acquired_at = null, batch_retry_count = 0, attempt_offset = null, attempt_count = 0

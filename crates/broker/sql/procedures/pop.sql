@@ -38,7 +38,8 @@ $$;
 --
 -- Lock:   the cursor, if nobody has it. Not the partition.
 -- Result: a row for each segment: messages r_start_idx to r_start_idx + r_take - 1 of the blob are
---         delivered. At most p_budget messages; no further segment once those taken unpack to p_bytes.
+--         delivered. At most p_budget messages; no further segment once those taken unpack to p_bytes. A group that
+--         conflates is given the newest visible message alone, under a lease on everything up to it.
 -- Why:    last_offset is read before the segments are looked for, so an emptied partition is
 --         sealed only up to what was there; else its messages would look pending for ever.
 create or replace function queen.log_pop_claim_v1(
@@ -69,7 +70,7 @@ begin
     if not found then
         return;
     end if;
-    select c.committed into v_cursor from queen.log_consumers c
+    select c.committed, c.conflated into v_cursor from queen.log_consumers c
     where c.partition_id = p_pid and c.consumer_group = p_group
       and (c.batch_end is null or c.lease_expires_at <= v_now)
     for update skip locked;
@@ -79,6 +80,14 @@ begin
     end if;
 
     v_head := queen.log_head_v1(p_pid, v_part.log_start, v_cursor.committed + 1);
+    if v_cursor.conflated then
+        -- Everything before the newest visible message counts as passed with it.
+        select s.base_offset into v_head from queen.log_segments s
+        where s.partition_id = p_pid and v_head <= s.base_offset
+          and (v_part.delay_seconds = 0 or s.created_at <= v_now - make_interval(secs => v_part.delay_seconds))
+        order by s.base_offset desc
+        limit 1;
+    end if;
     for v_seg in
         select s.base_offset, s.end_offset, s.created_at, s.blob from queen.log_segments s
         where s.partition_id = p_pid and v_head <= s.base_offset
@@ -86,7 +95,8 @@ begin
     loop
         exit when 0 < v_part.delay_seconds
             and v_now - make_interval(secs => v_part.delay_seconds) < v_seg.created_at;
-        v_start := greatest(v_seg.base_offset, v_cursor.committed + 1);
+        v_start := case when v_cursor.conflated then v_seg.end_offset
+            else greatest(v_seg.base_offset, v_cursor.committed + 1) end;
         v_first := coalesce(v_first, v_start);
         r_start_idx := v_start - v_seg.base_offset;
         r_take := least(v_seg.end_offset - v_start + 1, v_left);
@@ -97,7 +107,7 @@ begin
         r_base := v_seg.base_offset; r_msg_count := v_seg.end_offset - v_seg.base_offset + 1;
         r_created_at := v_seg.created_at; r_blob := v_seg.blob;
         return next;
-        exit when v_left <= 0 or v_bytes <= 0;
+        exit when v_left <= 0 or v_bytes <= 0 or v_cursor.conflated;
     end loop;
 
     if v_first is null then
@@ -112,6 +122,9 @@ begin
             lease_expires_at = v_now + make_interval(
                 secs => coalesce(nullif(greatest(p_lease_secs, 0), 0), nullif(greatest(v_part.lease_time, 0), 0), 60)),
             attempt_count = case when c.attempt_offset = v_first then c.attempt_count + 1 else 1 end,
+            -- A newer message that takes the place of a failed one has not failed yet.
+            batch_retry_count = case when c.conflated and c.attempt_offset is distinct from v_first then 0
+                else c.batch_retry_count end,
             attempt_offset = v_first
         where c.partition_id = p_pid and c.consumer_group = p_group;
     end if;
@@ -228,6 +241,41 @@ create or replace function queen.log_pop_v1(
         p_skip_window_debounce, p_tenant) r
 $$;
 
+-- The queue of a pop, which is made if it is not there.
+--
+-- Lock:   none but the row it inserts.
+-- Result: its id; NULL if somebody made it and deleted it again meanwhile.
+create or replace function queen.log_pop_queue_id_v1(p_queue text, p_tenant uuid) returns uuid language plpgsql as $$
+declare
+    v_queue_id uuid;
+begin
+    select q.id into v_queue_id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+    if not found then
+        insert into queen.queues (tenant_id, name, namespace, task)
+        values (p_tenant, p_queue, split_part(p_queue, '.', 1), nullif(split_part(p_queue, '.', 2), ''))
+        on conflict (tenant_id, name) do nothing;
+        select q.id into v_queue_id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
+    end if;
+    return v_queue_id;
+end
+$$;
+
+-- The queues that match a namespace and a task; an empty filter matches all.
+--
+-- Lock:   none.
+-- Result: at most 1,000 of them, others each time; NULL if there is none.
+create or replace function queen.log_pop_matching_v1(p_namespace text, p_task text, p_tenant uuid)
+returns uuid[] language sql volatile as $$
+    select array_agg(q.id)
+    from (
+        select q.id from queen.queues q
+        where q.tenant_id = p_tenant
+          and (p_namespace = '' or q.namespace = p_namespace) and (p_task = '' or q.task = p_task)
+        order by random()
+        limit 1000
+    ) q
+$$;
+
 -- Pops from any partitions of a queue. A queue that does not exist is made, so that a group may
 -- subscribe before the first push.
 --
@@ -244,16 +292,9 @@ create or replace function queen.log_pop_queue_v1(
 declare
     v_queue_id uuid;
 begin
-    select q.id into v_queue_id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
-    if not found then
-        insert into queen.queues (tenant_id, name, namespace, task)
-        values (p_tenant, p_queue, split_part(p_queue, '.', 1), nullif(split_part(p_queue, '.', 2), ''))
-        on conflict (tenant_id, name) do nothing;
-        select q.id into v_queue_id from queen.queues q where q.tenant_id = p_tenant and q.name = p_queue;
-        -- Somebody else made it, and deleted it again.
-        if not found then
-            return;
-        end if;
+    v_queue_id := queen.log_pop_queue_id_v1(p_queue, p_tenant);
+    if v_queue_id is null then
+        return;
     end if;
     return query select * from queen.log_pop_queues_v1(
         array[v_queue_id], p_group, p_partitions, p_budget, p_lease_secs, p_worker, p_auto_ack, p_sub_mode, p_sub_from,
@@ -276,16 +317,8 @@ create or replace function queen.log_pop_discover_v1(
     r_created_at timestamptz, r_blob bytea
 ) language plpgsql as $$
 declare
-    v_queue_ids uuid[];
+    v_queue_ids uuid[] := queen.log_pop_matching_v1(p_namespace, p_task, p_tenant);
 begin
-    select array_agg(q.id) into v_queue_ids
-    from (
-        select q.id from queen.queues q
-        where q.tenant_id = p_tenant
-          and (p_namespace = '' or q.namespace = p_namespace) and (p_task = '' or q.task = p_task)
-        order by random()
-        limit 1000
-    ) q;
     if v_queue_ids is null then
         return;
     end if;
@@ -302,16 +335,17 @@ $$;
 -- Result: as log_pop_many_v1.
 -- Why:    a call that has just subscribed makes no further cursors and no watermark: it holds
 --         partitions already, and more of them would break the ascending order.
-create or replace function queen.log_pop_queues_v1(
+create or replace function queen.log_pop_queues_v2(
     p_queue_ids uuid[], p_group text, p_partitions int, p_budget int, p_lease_secs int, p_worker text,
-    p_auto_ack boolean, p_sub_mode text, p_sub_from text, p_tenant uuid
+    p_auto_ack boolean, p_sub_mode text, p_sub_from text, p_conflation boolean, p_tenant uuid
 ) returns table (
     r_pid uuid, r_partition text, r_queue text, r_base bigint, r_start_idx int, r_take int, r_msg_count int,
     r_created_at timestamptz, r_blob bytea
 ) language plpgsql as $$
 declare
     v_cap        int := queen.log_pop_cap_v1(p_partitions);
-    v_subscribed boolean := queen.log_subscribe_v1(p_queue_ids, p_group, p_sub_mode, p_sub_from, p_tenant);
+    v_subscribed boolean := queen.log_subscribe_v2(
+        p_queue_ids, p_group, p_sub_mode, p_sub_from, p_conflation, p_tenant);
     v_now        timestamptz := clock_timestamp();
     v_queue      record;
     v_pids       uuid[] := '{}';
@@ -360,4 +394,20 @@ begin
         limit 8
     ) w;
 end
+$$;
+
+-- log_pop_queues_v2 without conflation.
+--
+-- Lock:   as log_pop_queues_v2.
+-- Result: as log_pop_queues_v2.
+create or replace function queen.log_pop_queues_v1(
+    p_queue_ids uuid[], p_group text, p_partitions int, p_budget int, p_lease_secs int, p_worker text,
+    p_auto_ack boolean, p_sub_mode text, p_sub_from text, p_tenant uuid
+) returns table (
+    r_pid uuid, r_partition text, r_queue text, r_base bigint, r_start_idx int, r_take int, r_msg_count int,
+    r_created_at timestamptz, r_blob bytea
+) language sql as $$
+    select * from queen.log_pop_queues_v2(
+        p_queue_ids, p_group, p_partitions, p_budget, p_lease_secs, p_worker, p_auto_ack, p_sub_mode, p_sub_from, false,
+        p_tenant)
 $$;

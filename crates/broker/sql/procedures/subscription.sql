@@ -46,15 +46,15 @@ create or replace function queen.log_seed_cursor_v1(
 $$;
 
 -- Records the subscription of a group to queues where it has none, and places its cursor in every
--- partition of those, all or nothing. Queue mode has no subscription.
+-- partition of those, all or nothing. Whether it conflates is recorded then and stays. Queue mode has no subscription.
 --
 -- Lock:   the partitions of the new subscriptions, for key share, by ascending id in one statement.
 -- Result: whether there was anything to record.
 -- Why:    the record decides who seeds: a second first contact waits on its key and then finds it.
 --         The locks come in a statement of their own, so that the seeding one reads offsets and
 --         segments in one snapshot that is newer than any wait.
-create or replace function queen.log_subscribe_v1(
-    p_queue_ids uuid[], p_group text, p_sub_mode text, p_sub_from text, p_tenant uuid
+create or replace function queen.log_subscribe_v2(
+    p_queue_ids uuid[], p_group text, p_sub_mode text, p_sub_from text, p_conflation boolean, p_tenant uuid
 ) returns boolean language plpgsql as $$
 declare
     v_missing uuid[];
@@ -78,9 +78,9 @@ begin
     from queen.log_subscription_intent_v1(p_sub_mode, p_sub_from, clock_timestamp()) i;
     with recorded as (
         insert into queen.consumer_groups_metadata (
-            tenant_id, consumer_group, queue_id, subscription_mode, subscription_timestamp
+            tenant_id, consumer_group, queue_id, subscription_mode, subscription_timestamp, conflation
         )
-        select p_tenant, p_group, i.id, v_mode, v_from
+        select p_tenant, p_group, i.id, v_mode, v_from, p_conflation
         from unnest(v_missing) i (id)
         order by i.id
         on conflict do nothing
@@ -92,8 +92,8 @@ begin
     end if;
 
     perform from queen.log_partitions p where p.queue_id = any (v_missing) order by p.id for key share;
-    insert into queen.log_consumers (partition_id, consumer_group, committed)
-    select p.id, p_group, case v_mode
+    insert into queen.log_consumers (partition_id, consumer_group, conflated, committed)
+    select p.id, p_group, p_conflation, case v_mode
         when 'new' then p.last_offset
         else queen.log_seed_cursor_v1(p.id, p.log_start, p.last_offset, v_mode, v_from)
     end
@@ -103,6 +103,16 @@ begin
     on conflict do nothing;
     return true;
 end
+$$;
+
+-- log_subscribe_v2 without conflation.
+--
+-- Lock:   as log_subscribe_v2.
+-- Result: as log_subscribe_v2.
+create or replace function queen.log_subscribe_v1(
+    p_queue_ids uuid[], p_group text, p_sub_mode text, p_sub_from text, p_tenant uuid
+) returns boolean language sql as $$
+    select queen.log_subscribe_v2(p_queue_ids, p_group, p_sub_mode, p_sub_from, false, p_tenant)
 $$;
 
 -- Gives a group its cursor in partitions where it has none: those made after it subscribed, and
@@ -125,8 +135,8 @@ begin
         return;
     end if;
     perform from queen.log_partitions p where p.id = any (v_pids) order by p.id for key share;
-    insert into queen.log_consumers (partition_id, consumer_group, committed)
-    select p.id, p_group, case p_group
+    insert into queen.log_consumers (partition_id, consumer_group, conflated, committed)
+    select p.id, p_group, coalesce(m.conflation, false), case p_group
         when '__QUEUE_MODE__' then -1
         else queen.log_seed_cursor_v1(
             p.id, p.log_start, p.last_offset, coalesce(m.subscription_mode, 'all'), m.subscription_timestamp)

@@ -1,11 +1,13 @@
 //! Twins of `sql/procedures/consumer_groups.sql`.
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
-use super::Sql;
+use super::{Param, Sql};
 use crate::error::Error;
 use crate::id::QueueId;
 
@@ -210,4 +212,17 @@ pub async fn log_group_lag_v1(
             })
         })
         .collect()
+}
+
+/// `queen.log_conflating_v1`: queue and group of each subscription that conflates.
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn log_conflating_v1(
+    db: &(impl Sql + Sync), queue: Option<&str>, group: Option<&str>, tenant: Uuid,
+) -> Result<HashSet<(String, String)>, Error> {
+    let query = "select r_queue, r_group from queen.log_conflating_v1($1, $2, $3)";
+    let params: [Param<'_>; 3] = [(&queue, Type::TEXT), (&group, Type::TEXT), (&tenant, Type::UUID)];
+    let rows = db.rows(query, &params).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }

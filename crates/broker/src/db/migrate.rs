@@ -56,6 +56,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0011_timers.sql",
     "0012_measured.sql",
     "0013_streams.sql",
+    "0014_conflation.sql",
 );
 
 /// One `create index concurrently` a file, named as the index.
@@ -75,6 +76,7 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "subscription.sql",
     "discovery.sql",
     "pop.sql",
+    "conflation.sql",
     "ack.sql",
     "dead_letters.sql",
     "dead_letter_admin.sql",

@@ -23,6 +23,18 @@ pub struct Claim {
     pub auto_ack: bool,
     pub sub_mode: String,
     pub sub_from: String,
+    /// Only the newest message of each partition. What the group's subscription says wins.
+    pub conflation: bool,
+}
+
+/// What a pop found.
+#[derive(Debug, Default)]
+pub struct Popped {
+    pub deliveries: Vec<Delivery>,
+    /// The group's subscription conflates.
+    pub is_conflated: bool,
+    /// The subscription and the request disagree about that.
+    pub is_conflict: bool,
 }
 
 /// A segment, and which of its messages are delivered.
@@ -40,11 +52,11 @@ pub struct Delivery {
     pub blob: Vec<u8>,
 }
 
-/// `queen.log_pop_partition_v1`
-pub async fn log_pop_partition_v1(
+/// `queen.log_pop_partition_v2`
+pub async fn log_pop_partition_v2(
     db: &(impl Sql + Sync), queue: &str, partition: &str, claim: &Claim,
-) -> Result<Vec<Delivery>, Error> {
-    let query = "select * from queen.log_pop_partition_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+) -> Result<Popped, Error> {
+    let query = "select * from queen.log_pop_partition_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
     let params: &[Param<'_>] = &[
         (&queue, Type::TEXT),
         (&partition, Type::TEXT),
@@ -55,13 +67,14 @@ pub async fn log_pop_partition_v1(
         (&claim.auto_ack, Type::BOOL),
         (&claim.sub_mode, Type::TEXT),
         (&claim.sub_from, Type::TEXT),
+        (&claim.conflation, Type::BOOL),
     ];
-    deliveries(db.rows(query, params).await)
+    popped(db.rows(query, params).await)
 }
 
-/// `queen.log_pop_queue_v1`
-pub async fn log_pop_queue_v1(db: &(impl Sql + Sync), queue: &str, claim: &Claim) -> Result<Vec<Delivery>, Error> {
-    let query = "select * from queen.log_pop_queue_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+/// `queen.log_pop_queue_v2`
+pub async fn log_pop_queue_v2(db: &(impl Sql + Sync), queue: &str, claim: &Claim) -> Result<Popped, Error> {
+    let query = "select * from queen.log_pop_queue_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
     let params: &[Param<'_>] = &[
         (&queue, Type::TEXT),
         (&claim.group, Type::TEXT),
@@ -72,15 +85,16 @@ pub async fn log_pop_queue_v1(db: &(impl Sql + Sync), queue: &str, claim: &Claim
         (&claim.auto_ack, Type::BOOL),
         (&claim.sub_mode, Type::TEXT),
         (&claim.sub_from, Type::TEXT),
+        (&claim.conflation, Type::BOOL),
     ];
-    deliveries(db.rows(query, params).await)
+    popped(db.rows(query, params).await)
 }
 
-/// `queen.log_pop_discover_v1`
-pub async fn log_pop_discover_v1(
+/// `queen.log_pop_discover_v2`
+pub async fn log_pop_discover_v2(
     db: &(impl Sql + Sync), namespace: &str, task: &str, claim: &Claim,
-) -> Result<Vec<Delivery>, Error> {
-    let query = "select * from queen.log_pop_discover_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+) -> Result<Popped, Error> {
+    let query = "select * from queen.log_pop_discover_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let params: &[Param<'_>] = &[
         (&namespace, Type::TEXT),
         (&task, Type::TEXT),
@@ -92,17 +106,23 @@ pub async fn log_pop_discover_v1(
         (&claim.auto_ack, Type::BOOL),
         (&claim.sub_mode, Type::TEXT),
         (&claim.sub_from, Type::TEXT),
+        (&claim.conflation, Type::BOOL),
     ];
-    deliveries(db.rows(query, params).await)
+    popped(db.rows(query, params).await)
 }
 
 /// A row that refers to one deleted meanwhile means that there is nothing to pop.
-fn deliveries(rows: Result<Vec<Row>, Error>) -> Result<Vec<Delivery>, Error> {
-    match rows {
-        Ok(rows) => rows.iter().map(delivery).collect(),
-        Err(Error::ForeignKey) => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+fn popped(rows: Result<Vec<Row>, Error>) -> Result<Popped, Error> {
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(Error::ForeignKey) => return Ok(Popped::default()),
+        Err(error) => return Err(error),
+    };
+    let Some(first) = rows.first() else { return Ok(Popped::default()) };
+    let (is_conflated, is_conflict) = (first.get("r_conflated"), first.get("r_conflict"));
+    // A row without a partition says only that.
+    let found = rows.iter().filter(|row| row.get::<_, Option<uuid::Uuid>>("r_pid").is_some());
+    Ok(Popped { deliveries: found.map(delivery).collect::<Result<_, _>>()?, is_conflated, is_conflict })
 }
 
 fn delivery(row: &Row) -> Result<Delivery, Error> {

@@ -1,6 +1,7 @@
 //! Routes of pop: from one partition, from a queue, from every queue that matches.
 
 mod answer;
+mod autopilot;
 mod command;
 mod described;
 mod leased;
@@ -23,6 +24,7 @@ use super::params::Params;
 use super::{App, metrics as http_metrics};
 use crate::error::Error;
 pub(super) use answer::utc_text;
+pub(super) use autopilot::Autopilot;
 pub(super) use command::LEASE_SECONDS_MAX;
 use command::{MatchingQuery, Pop, PopQuery, Source};
 use wait::Waited;
@@ -93,23 +95,37 @@ fn bad_path(rejection: PathRejection) -> Error {
 }
 
 async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {
-    let pop = match command {
-        Ok(pop) => Arc::new(pop),
+    let mut pop = match command {
+        Ok(pop) => pop,
         Err(error) => return refuse(&error),
     };
+    let flight = pop.is_width_open.then(|| app.autopilot.board(&pop.source, &pop.claim.group));
+    if let Some(flight) = &flight {
+        pop.claim.partitions = flight.width;
+    }
+    let pop = Arc::new(pop);
     match wait::pop(app, &pop).await {
         Ok(Waited::Found(leased)) => {
+            if let Some(flight) = flight {
+                flight.found(leased.partitions());
+            }
             for delivery in &leased.deliveries {
                 app.telemetry.popped(&delivery.queue, delivery.take as u64, delivery.created_at);
             }
             answer::found(&app.settings.sealer, &pop, leased).await.unwrap_or_else(|error| refuse(&error))
         }
-        Ok(Waited::Nothing) => {
+        Ok(Waited::Nothing(conflation)) => {
+            if let Some(flight) = flight {
+                flight.found(0);
+            }
             if let Source::Queue(queue) | Source::Partition { queue, .. } = &pop.source {
                 app.telemetry.popped_nothing(queue);
             }
             counter!("ebbtide_pop_empty_total").increment(1);
-            StatusCode::NO_CONTENT.into_response()
+            match conflation {
+                Some(conflation) if conflation.is_said() => answer::nothing(&pop, conflation),
+                _ => StatusCode::NO_CONTENT.into_response(),
+            }
         }
         Ok(Waited::Full) => {
             let body = failure("too many pops wait on this server");

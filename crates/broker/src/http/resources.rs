@@ -18,6 +18,7 @@ use super::instant::milliseconds;
 use super::openapi::query::query;
 use super::params::{Params, Slice, SliceQuery};
 use super::path::Segments;
+use crate::db::consumer_groups::log_conflating_v1;
 use crate::db::resources::{
     Filter, Label, Labelled, Page, log_depth_v1, log_label_list_v1, log_overview_v1, log_partition_list_v1,
     log_queue_list_v1,
@@ -113,7 +114,7 @@ query!(DepthQuery:
     name("group", "For this group; else for the slowest."),
 );
 
-/// What is pending in a queue. No group conflates, so every message is pending by itself.
+/// What is pending in a queue. For a group that conflates a partition is effectively one message.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct QueueDepth {
@@ -145,13 +146,17 @@ async fn depth(
     let Slice { limit, offset } = params.slice()?;
     let conn = app.db.conn().await?;
     let depth = log_depth_v1(&conn, &queue, group, limit, offset, DEFAULT_TENANT).await?.ok_or_else(no_such_queue)?;
+    let conflation = match group {
+        Some(group) => !log_conflating_v1(&conn, Some(&queue), Some(group), DEFAULT_TENANT).await?.is_empty(),
+        None => false,
+    };
     let partitions = depth.partitions.into_iter().map(|(partition, pending)| PartitionDepth { partition, pending });
     Ok(Json(QueueDepth {
         group: group.map(str::to_owned),
         pending: depth.pending,
         partitions_pending: depth.partitions_pending,
-        conflation: false,
-        effective_pending: depth.pending,
+        conflation,
+        effective_pending: if conflation { depth.partitions_pending } else { depth.pending },
         partitions: partitions.collect(),
         queue,
     }))

@@ -15,15 +15,15 @@ use super::super::instant::milliseconds;
 use super::super::openapi::query::query;
 use super::super::params::{Params, Slice, SliceQuery};
 use super::super::path::Segments;
-use crate::db::consumer_groups::{Group, GroupPartition, Subscription, log_group_lag_v1, log_groups_v1};
+use crate::db::consumer_groups::{
+    Group, GroupPartition, Subscription, log_conflating_v1, log_group_lag_v1, log_groups_v1,
+};
 use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
 
 /// A group lags once its oldest pending message is older.
 const LAGGING_SECONDS: i64 = 300;
 const LAG_SECONDS_DEFAULT: i64 = 3600;
-/// No group conflates: a pop that asks for it is refused.
-const CONFLATES: bool = false;
 
 /// One queue of a group.
 #[derive(Serialize, ToSchema)]
@@ -49,8 +49,8 @@ pub(super) struct Listed {
     conflation: bool,
 }
 
-impl From<Group> for Listed {
-    fn from(group: Group) -> Self {
+impl Listed {
+    fn new(group: Group, conflation: bool) -> Self {
         let subscription = group.subscription;
         let time = |time: fn(&Subscription) -> Timestamp| subscription.as_ref().map(time).map(milliseconds);
         Self {
@@ -72,7 +72,7 @@ impl From<Group> for Listed {
             subscription_timestamp: time(|subscription| subscription.from),
             subscription_created_at: time(|subscription| subscription.since),
             subscription_mode: subscription.map(|subscription| subscription.mode),
-            conflation: CONFLATES,
+            conflation,
         }
     }
 }
@@ -83,8 +83,14 @@ impl From<Group> for Listed {
 )]
 pub(super) async fn list(State(app): State<Arc<App>>, params: Params) -> Result<Json<Vec<Listed>>, Error> {
     let Slice { limit, offset } = params.slice()?;
-    let groups = log_groups_v1(&app.db.conn().await?, limit, offset, DEFAULT_TENANT).await?;
-    Ok(Json(groups.into_iter().map(Listed::from).collect()))
+    let conn = app.db.conn().await?;
+    let groups = log_groups_v1(&conn, limit, offset, DEFAULT_TENANT).await?;
+    let conflating = log_conflating_v1(&conn, None, None, DEFAULT_TENANT).await?;
+    let listed = groups.into_iter().map(|group| {
+        let conflation = conflating.contains(&(group.queue.clone(), group.group.clone()));
+        Listed::new(group, conflation)
+    });
+    Ok(Json(listed.collect()))
 }
 
 /// A partition that a group is late in. These names have underscores.
@@ -174,11 +180,13 @@ pub(super) async fn one(
 ) -> Result<Json<BTreeMap<String, InQueue>>, Error> {
     let group = checked_name("consumerGroup", &group)?;
     let Slice { limit, offset } = params.slice()?;
-    let rows = log_group_lag_v1(&app.db.conn().await?, Some(group), None, limit, offset, DEFAULT_TENANT).await?;
+    let conn = app.db.conn().await?;
+    let rows = log_group_lag_v1(&conn, Some(group), None, limit, offset, DEFAULT_TENANT).await?;
+    let conflating = log_conflating_v1(&conn, None, Some(group), DEFAULT_TENANT).await?;
     let mut queues: BTreeMap<String, InQueue> = BTreeMap::new();
     for row in rows {
-        let queue =
-            queues.entry(row.queue).or_insert_with(|| InQueue { conflation: CONFLATES, partitions: Vec::new() });
+        let conflation = conflating.contains(&(row.queue.clone(), row.group.clone()));
+        let queue = queues.entry(row.queue).or_insert_with(|| InQueue { conflation, partitions: Vec::new() });
         queue.partitions.push(InPartition {
             partition: row.partition,
             worker_id: row.worker,

@@ -15,8 +15,8 @@ use metrics::counter;
 use tracing::error;
 
 use super::command::{Pop, Source};
-use super::leased::Leased;
-use crate::db::pop::Delivery;
+use super::leased::{Conflation, Leased};
+use crate::db::pop::{Claim, Delivery};
 use crate::error::Error;
 use crate::seal::Sealer;
 use crate::segment::{Frame, Segment};
@@ -30,7 +30,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub(super) async fn found(sealer: &Sealer, pop: &Pop, mut leased: Leased) -> Result<Response, Error> {
     let deliveries = std::mem::take(&mut leased.deliveries);
     let messages: usize = deliveries.iter().map(|delivery| delivery.take).sum();
-    let head = Head::new(sealer.clone(), pop, &deliveries);
+    let head = Head::new(sealer.clone(), pop, &deliveries, leased.conflation);
     let blob_bytes: usize = deliveries.iter().map(|delivery| delivery.blob.len()).sum();
     let text = if blob_bytes < LONG_BYTES {
         head.render(&deliveries)?
@@ -45,29 +45,62 @@ pub(super) async fn found(sealer: &Sealer, pop: &Pop, mut leased: Leased) -> Res
     Ok(response)
 }
 
+/// The 200 answer without messages: how the group is given messages has to be said.
+pub(super) fn nothing(pop: &Pop, conflation: Conflation) -> Response {
+    let mut out = Vec::new();
+    out.extend_from_slice(br#"{"success":true,"queue":"#);
+    put_text(
+        &mut out,
+        if let Source::Queue(queue) | Source::Partition { queue, .. } = &pop.source { queue } else { "" },
+    );
+    put(&mut out, r#","partition":null,"partitionId":null,"leaseId":"","consumerGroup":"#);
+    put_text(&mut out, &pop.claim.group);
+    put(&mut out, r#","partitionsClaimed":0,"messages":[]"#);
+    put(&mut out, &autopilot(pop).unwrap_or_default());
+    put(&mut out, conflation.text());
+    out.push(b'}');
+    let mut response = HttpResponse::new(Body::from(out));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What the server chose, behind another part of the answer.
+fn autopilot(pop: &Pop) -> Option<String> {
+    let Claim { partitions, budget, .. } = &pop.claim;
+    let text = |ms| format!(r#","autopilot":{{"partitions":{partitions},"batch":{budget},"waitMs":{ms}}}"#);
+    pop.autopilot_wait_ms.map(text)
+}
+
 /// What the answer says once, and each message again.
 struct Head {
     queue: String,
     lease_id: String,
     group: String,
     autopilot: Option<String>,
+    conflation: &'static str,
     sealer: Sealer,
     /// Nobody can be given these messages again.
     is_committed: bool,
 }
 
 impl Head {
-    fn new(sealer: Sealer, pop: &Pop, deliveries: &[Delivery]) -> Self {
+    fn new(sealer: Sealer, pop: &Pop, deliveries: &[Delivery], conflation: Conflation) -> Self {
         let claim = &pop.claim;
         let queue = match &pop.source {
             Source::Matching { .. } => String::new(),
             Source::Queue(_) | Source::Partition { .. } => deliveries[0].queue.clone(),
         };
-        let autopilot = pop.autopilot_wait_ms.map(|ms| {
-            format!(r#","autopilot":{{"partitions":{},"batch":{},"waitMs":{ms}}}"#, claim.partitions, claim.budget)
-        });
+        let (autopilot, conflation) = (autopilot(pop), conflation.text());
         let lease_id = if claim.auto_ack { String::new() } else { claim.worker.clone() };
-        Self { queue, lease_id, group: claim.group.clone(), autopilot, sealer, is_committed: claim.auto_ack }
+        Self {
+            queue,
+            lease_id,
+            group: claim.group.clone(),
+            autopilot,
+            conflation,
+            sealer,
+            is_committed: claim.auto_ack,
+        }
     }
 
     fn render(&self, deliveries: &[Delivery]) -> Result<Vec<u8>, Error> {
@@ -91,6 +124,7 @@ impl Head {
         out.pop();
         out.push(b']');
         put(&mut out, self.autopilot.as_deref().unwrap_or_default());
+        put(&mut out, self.conflation);
         out.push(b'}');
         Ok(out)
     }

@@ -17,8 +17,8 @@ const BATCH_MAX: i64 = 10_000;
 const BATCH_DEFAULT: i64 = 200;
 /// More partitions are cut to this. A call looks at no more than 512, whatever it may claim.
 const PARTITIONS_MAX: i64 = 1_000;
-/// What autopilot claims: one consumer gets some breadth, several still share a queue.
-const AUTOPILOT_PARTITIONS: i64 = 4;
+/// More partitions of a pop that conflates are cut to this: each gives one message, and holds a lease.
+const CONFLATED_PARTITIONS_MAX: i64 = 64;
 /// A longer wait is cut to this.
 const TIMEOUT_MS_MAX: i64 = 600_000;
 /// A week; a longer lease is refused, since it outlives what could still acknowledge it.
@@ -41,11 +41,12 @@ query!(pub(super) PopQuery:
     name("subscriptionMode", "Where a group starts at its first contact: `new` at the tail, `all` at the oldest message."),
     name("subscriptionFrom", "`now` or a time: where a group starts at its first contact. Goes before the mode."),
     flag("autopilot", "Let the server choose what is not given, and say what it chose.").or(false),
-    flag("conflation", "Must be false: this version does not conflate.").or(false),
+    flag("conflation", "Deliver only the newest message of each partition; recorded at a group's first contact. Not with `autoAck`.")
+        .or(false),
 );
 
 /// Where a pop takes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Queue(String),
     Partition {
@@ -68,6 +69,8 @@ pub(super) struct Pop {
     pub(super) wait: Option<Duration>,
     /// What the answer tells a client that let the server choose.
     pub(super) autopilot_wait_ms: Option<u128>,
+    /// The client left it to the server from how many partitions to take.
+    pub(super) is_width_open: bool,
 }
 
 impl Source {
@@ -105,32 +108,44 @@ impl Source {
 
 impl Pop {
     pub(super) fn new(source: Source, params: &Params, settings: &Settings) -> Result<Self, Error> {
-        if params.flag("conflation")? {
-            return Err(Error::invalid("conflation", "is not available in this version"));
-        }
+        let (conflation, auto_ack) = (params.flag("conflation")?, params.flag("autoAck")?);
         let autopilot = params.flag("autopilot")?;
-        let partitions_default = if autopilot { AUTOPILOT_PARTITIONS } else { 1 };
         let wait = params.flag("wait")?;
         let timeout_ms = positive(params, "timeout", TIMEOUT_MS_MAX)?;
         let timeout = timeout_ms.map_or(settings.pop_timeout, |ms| Duration::from_millis(ms.unsigned_abs()));
         let group = checked_text(params, "consumerGroup")?;
+        if conflation && auto_ack {
+            return Err(Error::invalid("conflation", "cannot be combined with autoAck"));
+        }
+        if conflation && (group.is_empty() || group == QUEUE_MODE) {
+            return Err(Error::invalid("conflation", "needs a consumerGroup"));
+        }
+        let batch = positive(params, "batch", BATCH_MAX)?.unwrap_or(BATCH_DEFAULT);
+        let given = positive(params, "partitions", PARTITIONS_MAX)?;
+        let partitions = match given {
+            _ if conflation => given.unwrap_or(batch).min(CONFLATED_PARTITIONS_MAX),
+            Some(partitions) => partitions,
+            None => 1,
+        };
         let sub_mode = checked_text(params, "subscriptionMode")?;
         let mode_default = if settings.subscribe_to_new { "new" } else { "all" };
         let claim = Claim {
             group: if group.is_empty() { QUEUE_MODE.to_owned() } else { group },
-            partitions: as_int(positive(params, "partitions", PARTITIONS_MAX)?.unwrap_or(partitions_default)),
-            budget: as_int(positive(params, "batch", BATCH_MAX)?.unwrap_or(BATCH_DEFAULT)),
+            partitions: as_int(partitions),
+            budget: as_int(batch),
             lease_seconds: params.integer("leaseSeconds", 1..=LEASE_SECONDS_MAX)?.map(as_int),
             worker: Uuid::now_v7().to_string(),
-            auto_ack: params.flag("autoAck")?,
+            auto_ack,
             sub_mode: if sub_mode.is_empty() { mode_default.to_owned() } else { sub_mode },
             sub_from: checked_text(params, "subscriptionFrom")?,
+            conflation,
         };
         Ok(Self {
             source,
             claim,
             wait: wait.then_some(timeout),
             autopilot_wait_ms: autopilot.then_some(settings.pop_wait.initial.as_millis()),
+            is_width_open: autopilot && given.is_none() && !conflation,
         })
     }
 }

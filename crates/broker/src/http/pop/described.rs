@@ -12,17 +12,25 @@ pub(super) struct Popped {
     success: bool,
     /// Empty if the request named no queue.
     queue: String,
-    /// That of the first message.
-    partition: String,
-    partition_id: Uuid,
-    /// Empty after `autoAck`.
+    /// That of the first message; null without one.
+    #[schema(required)]
+    partition: Option<String>,
+    #[schema(required)]
+    partition_id: Option<Uuid>,
+    /// Empty after `autoAck`, and without messages.
     lease_id: String,
     consumer_group: String,
     partitions_claimed: i64,
-    #[schema(min_items = 1)]
+    /// None only where conflation has to be said; else that is a 204.
     messages: Vec<Message>,
     #[schema(required = false)]
     autopilot: Option<Autopilot>,
+    /// There if the group is given only the newest message of each partition.
+    #[schema(required = false)]
+    conflation: bool,
+    /// There if the group's subscription says something else about conflation than the request.
+    #[schema(required = false)]
+    conflation_conflict: bool,
 }
 
 /// In order of its partition.

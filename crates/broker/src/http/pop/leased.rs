@@ -12,13 +12,39 @@ use super::super::retry::retried;
 use super::command::{Pop, Source};
 use crate::db::Conn;
 use crate::db::lease::{Holding, log_release_lease_v1};
-use crate::db::pop::{Delivery, log_pop_discover_v1, log_pop_partition_v1, log_pop_queue_v1};
+use crate::db::pop::{Delivery, Popped, log_pop_discover_v2, log_pop_partition_v2, log_pop_queue_v2};
 use crate::error::Error;
 
 /// What a claim delivers. Until [`Leased::delivered`] is called, dropping it releases the lease.
 pub(super) struct Leased {
     pub(super) deliveries: Vec<Delivery>,
+    pub(super) conflation: Conflation,
     release: Option<Release>,
+}
+
+/// What an answer says about conflation, messages or not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conflation {
+    /// The group is given only the newest message of each partition.
+    is_effective: bool,
+    /// The request wanted something else.
+    is_conflict: bool,
+}
+
+impl Conflation {
+    pub(super) fn is_said(self) -> bool {
+        self.is_effective || self.is_conflict
+    }
+
+    /// Its part of the answer, behind another one.
+    pub(super) fn text(self) -> &'static str {
+        match (self.is_effective, self.is_conflict) {
+            (true, true) => r#","conflation":true,"conflationConflict":true"#,
+            (true, false) => r#","conflation":true"#,
+            (false, true) => r#","conflationConflict":true"#,
+            (false, false) => "",
+        }
+    }
 }
 
 struct Release {
@@ -30,7 +56,9 @@ struct Release {
 }
 
 impl Leased {
-    fn new(app: &Arc<App>, pop: &Arc<Pop>, deliveries: Vec<Delivery>) -> Self {
+    fn new(app: &Arc<App>, pop: &Arc<Pop>, popped: Popped) -> Self {
+        let Popped { deliveries, is_conflated, is_conflict } = popped;
+        let conflation = Conflation { is_effective: is_conflated, is_conflict };
         let mut holding = Holding { group: pop.claim.group.clone(), partitions: Vec::new() };
         let mut places = Vec::new();
         for delivery in &deliveries {
@@ -44,7 +72,12 @@ impl Leased {
             app.leases.remember(&pop.claim.worker, &holding);
         }
         let release = is_leased.then(|| Release { app: app.clone(), pop: pop.clone(), holding, places });
-        Self { deliveries, release }
+        Self { deliveries, conflation, release }
+    }
+
+    /// From how many partitions.
+    pub(super) fn partitions(&self) -> usize {
+        self.deliveries.chunk_by(|one, next| one.partition_id == next.partition_id).count()
     }
 
     /// The client has it: what happens to it now is the client's word, or the lease's end.
@@ -93,7 +126,7 @@ pub(super) async fn claim(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Leased, Erro
             () = sender.closed() => return,
         };
         let result = match conn {
-            Ok(conn) => run(&conn, &pop).await.map(|deliveries| Leased::new(&app, &pop, deliveries)),
+            Ok(conn) => run(&conn, &pop).await.map(|popped| Leased::new(&app, &pop, popped)),
             Err(error) => Err(error),
         };
         drop(sender.send(result));
@@ -101,17 +134,17 @@ pub(super) async fn claim(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Leased, Erro
     receiver.await.expect("the task always answers while somebody waits")
 }
 
-async fn run(conn: &Conn, pop: &Pop) -> Result<Vec<Delivery>, Error> {
+async fn run(conn: &Conn, pop: &Pop) -> Result<Popped, Error> {
     let started = Instant::now();
     let result = retried(|| once(conn, pop)).await;
     histogram!("ebbtide_pop_claim_seconds").record(started.elapsed().as_secs_f64());
     result
 }
 
-async fn once(conn: &Conn, pop: &Pop) -> Result<Vec<Delivery>, Error> {
+async fn once(conn: &Conn, pop: &Pop) -> Result<Popped, Error> {
     match &pop.source {
-        Source::Queue(queue) => log_pop_queue_v1(conn, queue, &pop.claim).await,
-        Source::Partition { queue, partition } => log_pop_partition_v1(conn, queue, partition, &pop.claim).await,
-        Source::Matching { namespace, task } => log_pop_discover_v1(conn, namespace, task, &pop.claim).await,
+        Source::Queue(queue) => log_pop_queue_v2(conn, queue, &pop.claim).await,
+        Source::Partition { queue, partition } => log_pop_partition_v2(conn, queue, partition, &pop.claim).await,
+        Source::Matching { namespace, task } => log_pop_discover_v2(conn, namespace, task, &pop.claim).await,
     }
 }

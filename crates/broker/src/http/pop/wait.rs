@@ -9,7 +9,7 @@ use tracing::debug;
 
 use super::super::{App, PopWait};
 use super::command::{Pop, Source};
-use super::leased::{Leased, claim};
+use super::leased::{Conflation, Leased, claim};
 use crate::error::Error;
 
 /// Least time between two looks of a discovery pop: every push wakes it, also those to queues that
@@ -19,7 +19,8 @@ const DISCOVERY_PAUSE: Duration = Duration::from_millis(20);
 /// How a pop ended.
 pub(super) enum Waited {
     Found(Leased),
-    Nothing,
+    /// Still the answer may have to say how the group is given messages.
+    Nothing(Option<Conflation>),
     /// As many pops as may be are parked already.
     Full,
 }
@@ -29,17 +30,18 @@ pub(super) enum Waited {
 pub(super) async fn pop(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Waited, Error> {
     let Some(wait) = pop.wait else {
         let leased = claim(app, pop).await?;
-        return Ok(if leased.deliveries.is_empty() { Waited::Nothing } else { Waited::Found(leased) });
+        let nothing = Waited::Nothing(Some(leased.conflation));
+        return Ok(if leased.deliveries.is_empty() { nothing } else { Waited::Found(leased) });
     };
     let deadline = Instant::now() + wait;
     let Some(mut waiter) = app.wake.wait(pop.source.interest(), &pop.claim.group) else { return Ok(Waited::Full) };
     let _parked = Parked::count();
-    let mut misses = 0;
+    let (mut misses, mut conflation) = (0, None);
     loop {
         let looked = Instant::now();
         match claim(app, pop).await {
             Ok(leased) if !leased.deliveries.is_empty() => return Ok(Waited::Found(leased)),
-            Ok(_) => {}
+            Ok(leased) => conflation = Some(leased.conflation),
             // Whoever waits outlasts a fail-over. The pauses grow, so that nobody hammers a database that comes up.
             Err(error) if error.is_away() && Instant::now() < deadline => {
                 counter!("ebbtide_pops_without_database_total").increment(1);
@@ -48,12 +50,12 @@ pub(super) async fn pop(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Waited, Error>
             Err(error) => return Err(error),
         }
         if app.wake.is_closed() {
-            return Ok(Waited::Nothing);
+            return Ok(Waited::Nothing(conflation));
         }
         let next_look = (Instant::now() + pause(&app.settings.pop_wait, misses)).min(deadline);
         let woken = timeout_at(next_look, waiter.woken()).await.is_ok();
         if deadline <= Instant::now() {
-            return Ok(Waited::Nothing);
+            return Ok(Waited::Nothing(conflation));
         }
         misses = if woken { 0 } else { misses + 1 };
         if woken && matches!(pop.source, Source::Matching { .. }) {
