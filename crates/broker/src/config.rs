@@ -151,6 +151,18 @@ pub struct Messaging {
     pub pop_timeout_ms: u64,
     pub subscription_mode: SubscriptionMode,
     pub pop_wait: PopWait,
+    pub ephemeral: Ephemeral,
+}
+
+/// Bounds of the messages in memory.
+#[derive(Debug, Clone)]
+pub struct Ephemeral {
+    pub bytes_max: usize,
+    pub queue_bytes_max: usize,
+    pub queue_length_max: usize,
+    pub lease_seconds: u64,
+    pub retry_limit: u32,
+    pub idle_seconds: u64,
 }
 
 /// Where a consumer group starts that has not consumed before.

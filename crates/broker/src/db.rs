@@ -21,6 +21,7 @@ pub mod space;
 pub mod stats;
 pub mod status;
 pub mod streams;
+pub mod system;
 pub mod timers;
 mod tls;
 pub mod traces;

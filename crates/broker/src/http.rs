@@ -9,7 +9,9 @@ mod coded;
 mod configure;
 mod connections;
 mod consumer_groups;
+mod current;
 mod dead_letters;
+mod ephemeral;
 mod features;
 mod health;
 mod instant;
@@ -53,9 +55,11 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::auth::{Auth, Settings as TokenSettings};
 use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
+use crate::ephemeral::{Ephemeral, Settings as EphemeralSettings};
 use crate::error::Error;
 use crate::seal::{Sealer, Sealing};
 use crate::spool::{Settings as SpoolSettings, Spool};
+use crate::switches::Switches;
 use crate::telemetry::Telemetry;
 use crate::timers::{Alarm, Sweeper};
 use crate::wake::Wake;
@@ -90,6 +94,8 @@ pub struct Settings {
     pub auth: Option<TokenSettings>,
     /// Where pushes go while the database is away; `None` when they fail.
     pub spool: Option<SpoolSettings>,
+    /// Bounds of ephemeral queues.
+    pub ephemeral: EphemeralSettings,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -122,6 +128,7 @@ impl Default for Settings {
             sealer: Sealer::default(),
             auth: None,
             spool: None,
+            ephemeral: EphemeralSettings::default(),
         }
     }
 }
@@ -136,6 +143,10 @@ pub struct App {
     pub telemetry: Arc<Telemetry>,
     /// Takes pushes, whatever becomes of the database.
     pub spool: Spool,
+    /// Messages in memory.
+    pub ephemeral: Arc<Ephemeral>,
+    /// What operators have paused.
+    pub switches: Switches,
     /// What encrypts payloads at rest, and which queues want it.
     pub sealing: Arc<Sealing>,
     /// `None` when requests need no token.
@@ -168,6 +179,8 @@ impl App {
         let auth = settings.auth.clone().map(|settings| Arc::new(Auth::new(settings)));
         let (leases, alarm, started) = (Leases::default(), Alarm::default(), Instant::now());
         let autopilot = pop::Autopilot::default();
+        let ephemeral = Arc::new(Ephemeral::new(settings.ephemeral));
+        let switches = Switches::default();
         Ok(Arc::new(Self {
             db,
             settings,
@@ -175,6 +188,8 @@ impl App {
             leases,
             telemetry,
             spool,
+            ephemeral,
+            switches,
             sealing,
             auth,
             bodies,
@@ -215,6 +230,7 @@ fn families() -> OpenApiRouter<Arc<App>> {
         ("Resources", resources::routes()),
         ("Traces", traces::routes()),
         ("Streams", streams::routes()),
+        ("Ephemeral queues", ephemeral::routes()),
         ("System", system::routes()),
         ("Status", status::routes()),
         ("Analytics", analytics::routes()),

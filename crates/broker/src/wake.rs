@@ -7,7 +7,7 @@
 mod peers;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -41,6 +41,8 @@ struct Shared {
     closed: AtomicBool,
     lines: Mutex<Lines>,
     outbox: Outbox,
+    told: Notify,
+    notices: AtomicU64,
 }
 
 #[derive(Default)]
@@ -88,8 +90,8 @@ impl Wake {
     }
 
     /// A lease of `group` in `queue` ended: what it held may be taken by another pop of that group.
-    /// Other servers are not told; their timers find it.
     pub fn released(&self, queue: &str, partition: &str, group: &str) {
+        self.shared.outbox.add_released(queue, group);
         if self.parked() == 0 {
             return;
         }
@@ -120,6 +122,35 @@ impl Wake {
         for groups in lines.discovery.values_mut() {
             wake_line(groups.get_mut(group), partitions);
         }
+    }
+
+    /// A lease of `group` in `queue` ended on another server, which does not say in which partition.
+    fn released_elsewhere(&self, queue: &str, group: &str) {
+        let mut lines = self.lines();
+        if let Some(lines) = lines.queues.get_mut(queue) {
+            wake_line(lines.any.get_mut(group), 1);
+            for groups in lines.partitions.values_mut() {
+                wake_line(groups.get_mut(group), 1);
+            }
+        }
+        for groups in lines.discovery.values_mut() {
+            wake_line(groups.get_mut(group), 1);
+        }
+    }
+
+    /// Something that all servers obey was changed here.
+    pub fn switched(&self) {
+        self.shared.outbox.add_switched();
+    }
+
+    /// Ends when another server has changed such a thing, or may have.
+    pub async fn told(&self) {
+        self.shared.told.notified().await;
+    }
+
+    /// How many notices of other servers have woken something, or would have.
+    pub fn notices(&self) -> u64 {
+        self.shared.notices.load(Ordering::Relaxed)
     }
 
     /// Another server pushed to `partitions` partitions of `queue`; it does not say which.

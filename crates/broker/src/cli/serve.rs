@@ -19,6 +19,7 @@ use crate::bundle::Limits;
 use crate::config::{Config, Messaging, Retention, Server, Spool, SubscriptionMode};
 use crate::db::Db;
 use crate::db::configure::encrypted_queues_v1;
+use crate::ephemeral::Settings as EphemeralSettings;
 use crate::error::Error;
 use crate::http::{self, App, ConnectionLimits, PopWait, Settings};
 use crate::retention;
@@ -55,6 +56,7 @@ async fn serve(config: &Config, opened: &Opened, stop: &CancellationToken) -> an
     };
     let address = listener.local_addr()?;
     info!(target: "serve", address = %address, "listening");
+    tokio::spawn(app.ephemeral.clone().run(stop.clone()));
     let mut serving = std::pin::pin!(serve_requests(listener, app.clone(), stop));
     let up = tokio::select! {
         up = bring_up(config, opened, &app, stop) => up,
@@ -86,6 +88,7 @@ async fn work(
     let flushing = tokio::spawn(flusher.run(interval, stop.clone()));
     let measured = Duration::from_millis(config.retention.retained_bytes_interval_ms);
     tokio::spawn(measure_until(app.db.clone(), measured, stop.clone()));
+    tokio::spawn(app.clone().keep_current(stop.clone()));
     let replaying = tokio::spawn(app.spool.clone().replay(stop.clone()));
     let firing = config.messaging.fires_timers.then(|| tokio::spawn(app.sweeper().run(stop.clone())));
     let sweeping = retention::spawn(opened.direct.clone(), (&config.retention).into(), stop.clone());
@@ -161,6 +164,7 @@ async fn bring_up(config: &Config, opened: &Opened, app: &Arc<App>, stop: &Cance
             app.db.cap(&opened.work).await?;
             app.spool.expect(true);
             app.db.let_in();
+            app.refresh().await?;
             warn_about_clear_text(app).await
         };
         let prepared = tokio::select! {
@@ -219,6 +223,14 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
             dedup_bytes_max: messaging.dedup_cache_bytes.unwrap_or(0),
         },
         sealer: Sealer::new(server.encryption_key.as_ref()),
+        ephemeral: EphemeralSettings {
+            bytes_max: messaging.ephemeral.bytes_max,
+            queue_bytes_max: messaging.ephemeral.queue_bytes_max,
+            queue_length_max: messaging.ephemeral.queue_length_max,
+            lease: Duration::from_secs(messaging.ephemeral.lease_seconds),
+            retry_limit: messaging.ephemeral.retry_limit,
+            idle: Duration::from_secs(messaging.ephemeral.idle_seconds),
+        },
         ..Settings::default()
     }
 }

@@ -1,7 +1,7 @@
 //! Settings of pushing and popping, checked.
 
 use super::raw::GivenMessaging;
-use super::{Findings, Messaging, PopWait, SubscriptionMode};
+use super::{Ephemeral, Findings, Messaging, PopWait, SubscriptionMode};
 
 pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging {
     let GivenMessaging {
@@ -17,6 +17,12 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
         pop_wait_backoff_threshold,
         pop_wait_backoff_multiplier,
         pop_wait_max_interval_ms,
+        ephemeral_max_bytes,
+        ephemeral_queue_max_bytes,
+        ephemeral_queue_max_length,
+        ephemeral_lease_s,
+        ephemeral_retry_limit,
+        ephemeral_implicit_idle_s,
     } = given;
     let cache_bytes = dedup_cache_mb.read_usize(findings) << 20;
     let fallback_ms = pop_default_timeout_ms.read_u64(findings);
@@ -33,6 +39,14 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
             backoff_threshold: pop_wait_backoff_threshold.read_u64(findings),
             backoff_multiplier: pop_wait_backoff_multiplier.read(findings),
             max_interval_ms: pop_wait_max_interval_ms.read_u64(findings),
+        },
+        ephemeral: Ephemeral {
+            bytes_max: ephemeral_max_bytes.read_usize(findings),
+            queue_bytes_max: ephemeral_queue_max_bytes.read_usize(findings),
+            queue_length_max: ephemeral_queue_max_length.read_usize(findings),
+            lease_seconds: ephemeral_lease_s.read_u64(findings),
+            retry_limit: u32::try_from(ephemeral_retry_limit.read_u64(findings)).expect("its range is smaller"),
+            idle_seconds: ephemeral_implicit_idle_s.read_u64(findings),
         },
     }
 }

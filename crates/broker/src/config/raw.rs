@@ -254,6 +254,19 @@ settings! {
     pop_wait_backoff_multiplier = "POP_WAIT_BACKOFF_MULTIPLIER": Real { default: 2.0, min: 1.0, max: 100.0 };
     /// Longest such interval.
     pop_wait_max_interval_ms = "POP_WAIT_MAX_INTERVAL_MS": Int { default: 1000, min: 1, max: 60_000, unit: "ms" };
+
+    /// Memory of all ephemeral queues of a server; a push beyond it gets 503.
+    ephemeral_max_bytes = "QUEEN_EPHEMERAL_MAX_BYTES": Int { default: 268_435_456, min: 65_536, max: 1_099_511_627_776, unit: "bytes" };
+    /// Memory of an ephemeral queue that says nothing else.
+    ephemeral_queue_max_bytes = "QUEEN_EPHEMERAL_QUEUE_MAX_BYTES": Int { default: 16_777_216, min: 1024, max: 1_099_511_627_776, unit: "bytes" };
+    /// Messages of an ephemeral queue that says nothing else.
+    ephemeral_queue_max_length = "QUEEN_EPHEMERAL_QUEUE_MAX_LENGTH": Int { default: 10_000, min: 1, max: 10_000_000, unit: "messages" };
+    /// Lease of an ephemeral queue that says nothing else.
+    ephemeral_lease_s = "QUEEN_EPHEMERAL_LEASE_S": Int { default: 30, min: 1, max: 86_400, unit: "s" };
+    /// Retries of a message of an ephemeral queue that says nothing else; then it is dropped.
+    ephemeral_retry_limit = "QUEEN_EPHEMERAL_RETRY_LIMIT": Int { default: 5, min: 1, max: 1000, unit: "" };
+    /// Silence after which an ephemeral queue that nobody declared is forgotten with all that is in it, and a group.
+    ephemeral_implicit_idle_s = "QUEEN_EPHEMERAL_IMPLICIT_IDLE_S": Int { default: 300, min: 1, max: 31_536_000, unit: "s" };
 }
 
 /// Variables of features that this version does not have, and that have no flag here. Setting one is
@@ -269,6 +282,8 @@ pub const UNBUILT: &[&str] = &[
     "QUEEN_CACHE_REFRESH_INTERVAL_MS",
     "QUEEN_UDP_NOTIFY_PORT",
     "QUEEN_UDP_PEERS",
+    "QUEEN_EPHEMERAL_RATE",
+    "QUEEN_EPHEMERAL_BURST",
 ];
 
 /// The same, by the start of the name.
@@ -282,7 +297,6 @@ pub const UNBUILT_FAMILIES: &[&str] = &[
     "QUEEN_KV_",
     "QUEEN_TIMERS_",
     "QUEEN_SWEEPER_",
-    "QUEEN_EPHEMERAL_",
 ];
 
 /// Every setting of `ebbtide serve`, as text: each from a flag or from its environment variable, the flag first.

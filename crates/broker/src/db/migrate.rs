@@ -57,6 +57,7 @@ const TABLES: &[SqlFile] = sql_files!("schema":
     "0012_measured.sql",
     "0013_streams.sql",
     "0014_conflation.sql",
+    "0015_ephemeral.sql",
 );
 
 /// One `create index concurrently` a file, named as the index.
@@ -74,6 +75,7 @@ const PROCEDURES: &[SqlFile] = sql_files!("procedures":
     "provision.sql",
     "push.sql",
     "subscription.sql",
+    "system.sql",
     "discovery.sql",
     "pop.sql",
     "conflation.sql",

@@ -3,7 +3,7 @@
 //! NOTIFY takes a lock that orders commits in the whole database, so it never runs in a transaction
 //! that pushes: what was touched is collected, and a connection of its own sends it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -35,6 +35,11 @@ const RECONNECT_LONGEST: Duration = Duration::from_secs(10);
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Instead of names: there were too many.
 const EVERYTHING: &str = "*";
+/// Something that all servers obey was changed.
+const SWITCHED: &str = "!";
+/// In the place of a count: a lease ended. Group and queue follow, with a separator that no name holds.
+const RELEASED: &str = "r";
+const SEPARATOR: char = '\u{1f}';
 
 /// What the other servers have not been told yet.
 #[derive(Default)]
@@ -48,6 +53,9 @@ pub(super) struct Outbox {
 struct Pending {
     /// Pushes by queue; about as many partitions.
     queues: HashMap<String, usize>,
+    /// Group and queue of the leases that ended.
+    released: HashSet<String>,
+    has_switched: bool,
     bytes: usize,
     overflowed: bool,
 }
@@ -55,10 +63,22 @@ struct Pending {
 impl Outbox {
     /// Cheap, and never waits for the connection.
     pub(super) fn add(&self, queue: &str) {
+        self.change(|pending| pending.add(queue));
+    }
+
+    pub(super) fn add_released(&self, queue: &str, group: &str) {
+        self.change(|pending| pending.add_released(queue, group));
+    }
+
+    pub(super) fn add_switched(&self) {
+        self.change(|pending| pending.has_switched = true);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Pending)) {
         if !self.open.load(Ordering::Relaxed) {
             return;
         }
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).add(queue);
+        change(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.filled.notify_one();
     }
 
@@ -77,16 +97,31 @@ impl Pending {
             return;
         }
         // A line is a count of at most 20 digits, a space, the name and a line feed.
-        self.bytes += queue.len() + 22;
-        if self.bytes > PAYLOAD_BYTES_MAX - 64 {
-            *self = Self { overflowed: true, ..Self::default() };
-        } else {
+        if self.has_room(queue.len() + 22) {
             self.queues.insert(queue.to_owned(), 1);
         }
     }
 
+    fn add_released(&mut self, queue: &str, group: &str) {
+        let lease = format!("{group}{SEPARATOR}{queue}");
+        // A line is an `r`, a space, both names with their separator and a line feed.
+        if !self.overflowed && !self.released.contains(&lease) && self.has_room(lease.len() + 3) {
+            self.released.insert(lease);
+        }
+    }
+
+    /// Takes so many bytes, or gives up naming anything.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes;
+        let has_room = self.bytes <= PAYLOAD_BYTES_MAX - 64;
+        if !has_room {
+            *self = Self { overflowed: true, has_switched: self.has_switched, ..Self::default() };
+        }
+        has_room
+    }
+
     fn is_empty(&self) -> bool {
-        self.queues.is_empty() && !self.overflowed
+        self.queues.is_empty() && self.released.is_empty() && !self.overflowed && !self.has_switched
     }
 
     /// The sender, then a line for each queue. Names hold no line feed.
@@ -95,6 +130,13 @@ impl Pending {
         if self.overflowed {
             text.push('\n');
             text.push_str(EVERYTHING);
+        }
+        if self.has_switched {
+            text.push('\n');
+            text.push_str(SWITCHED);
+        }
+        for lease in &self.released {
+            write!(text, "\n{RELEASED} {lease}").expect("a string takes everything");
         }
         for (queue, count) in &self.queues {
             write!(text, "\n{count} {queue}").expect("a string takes everything");
@@ -158,6 +200,7 @@ impl Wake {
         complaint.up();
         // Whatever was pushed before the link stood went unnoticed.
         self.anything_elsewhere();
+        self.shared.told.notify_one();
         let mut tell = pin!(self.tell(&client, sender));
         loop {
             tokio::select! {
@@ -186,16 +229,20 @@ impl Wake {
     }
 
     fn heard(&self, payload: &str, me: Uuid) {
-        if self.parked() == 0 {
-            return;
-        }
         let mut lines = payload.lines();
         let from = lines.next().and_then(|sender| Uuid::parse_str(sender).ok());
         if from == Some(me) {
             return;
         }
         for line in lines {
+            self.shared.notices.fetch_add(1, Ordering::Relaxed);
             match line.split_once(' ') {
+                None if line == SWITCHED => self.shared.told.notify_one(),
+                _ if self.parked() == 0 => {}
+                Some((RELEASED, lease)) => {
+                    let (group, queue) = lease.split_once(SEPARATOR).unwrap_or_default();
+                    self.released_elsewhere(queue, group);
+                }
                 Some((count, queue)) => self.pushed_elsewhere(queue, count.parse().unwrap_or(1)),
                 None => self.anything_elsewhere(),
             }
@@ -274,6 +321,34 @@ mod tests {
         assert!(waiter.woken().now_or_never().is_some(), "too many to name");
         wake.heard("nonsense", me);
         assert!(waiter.woken().now_or_never().is_none());
+    }
+
+    #[test]
+    fn a_lease_that_ended_wakes_its_group_only() {
+        let wake = Wake::new();
+        let queue = Interest::Queue("orders".to_owned());
+        let mut of_group = wake.wait(queue.clone(), "g").expect("room");
+        let mut of_other = wake.wait(queue, "h").expect("room");
+        let mut pending = Pending::default();
+        pending.add_released("orders", "g");
+        pending.add_released("orders", "g");
+        wake.heard(&pending.payload(Uuid::now_v7()), Uuid::now_v7());
+        assert!(of_group.woken().now_or_never().is_some());
+        assert!(of_other.woken().now_or_never().is_none());
+        assert_eq!(wake.notices(), 1, "told once");
+    }
+
+    #[test]
+    fn a_switch_is_told_however_much_there_is_to_tell() {
+        let wake = Wake::new();
+        let mut pending = Pending { has_switched: true, ..Pending::default() };
+        for n in 0..10_000 {
+            pending.add(&n.to_string());
+        }
+        let payload = pending.payload(Uuid::now_v7());
+        assert!(payload.len() <= PAYLOAD_BYTES_MAX);
+        wake.heard(&payload, Uuid::now_v7());
+        assert!(wake.told().now_or_never().is_some());
     }
 
     #[test]

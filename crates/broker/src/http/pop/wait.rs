@@ -11,6 +11,7 @@ use super::super::{App, PopWait};
 use super::command::{Pop, Source};
 use super::leased::{Conflation, Leased, claim};
 use crate::error::Error;
+use crate::switches::Switch;
 
 /// Least time between two looks of a discovery pop: every push wakes it, also those to queues that
 /// it does not match.
@@ -28,7 +29,11 @@ pub(super) enum Waited {
 /// Looks once, or until there is something or the time is over. While parked it is nothing but this
 /// future: it holds no connection, and a client that hangs up drops it.
 pub(super) async fn pop(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Waited, Error> {
+    let is_paused = || app.switches.is_on(Switch::PopMaintenance);
     let Some(wait) = pop.wait else {
+        if is_paused() {
+            return Ok(Waited::Nothing(None));
+        }
         let leased = claim(app, pop).await?;
         let nothing = Waited::Nothing(Some(leased.conflation));
         return Ok(if leased.deliveries.is_empty() { nothing } else { Waited::Found(leased) });
@@ -39,9 +44,11 @@ pub(super) async fn pop(app: &Arc<App>, pop: &Arc<Pop>) -> Result<Waited, Error>
     let (mut misses, mut conflation) = (0, None);
     loop {
         let looked = Instant::now();
-        match claim(app, pop).await {
-            Ok(leased) if !leased.deliveries.is_empty() => return Ok(Waited::Found(leased)),
-            Ok(leased) => conflation = Some(leased.conflation),
+        let claimed = if is_paused() { Ok(None) } else { claim(app, pop).await.map(Some) };
+        match claimed {
+            Ok(Some(leased)) if !leased.deliveries.is_empty() => return Ok(Waited::Found(leased)),
+            Ok(Some(leased)) => conflation = Some(leased.conflation),
+            Ok(None) => {}
             // Whoever waits outlasts a fail-over. The pauses grow, so that nobody hammers a database that comes up.
             Err(error) if error.is_away() && Instant::now() < deadline => {
                 counter!("ebbtide_pops_without_database_total").increment(1);
