@@ -43,6 +43,7 @@ struct Shared {
     outbox: Outbox,
     told: Notify,
     notices: AtomicU64,
+    idle: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -221,6 +222,11 @@ impl Wake {
         counted.filter(|(_, parked)| 0 < *parked).take(most).collect()
     }
 
+    /// How many of them have looked and wait.
+    pub fn idle(&self) -> usize {
+        self.shared.idle.load(Ordering::Acquire)
+    }
+
     fn lines(&self) -> MutexGuard<'_, Lines> {
         // Every change under the lock is complete in itself, so a panic elsewhere leaves nothing half done.
         self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner)
@@ -308,7 +314,9 @@ impl Waiter {
     /// Ends when there may be something new since the last call, or since the registration.
     /// On return the waiter stands in line again, so the look that follows misses nothing.
     pub async fn woken(&mut self) {
+        let idle = Idle::begin(&self.wake.shared.idle);
         self.notify.notified().await;
+        drop(idle);
         self.stand_in_line();
     }
 
@@ -316,6 +324,22 @@ impl Waiter {
         let mut lines = self.wake.lines();
         let groups = lines.groups_mut(&self.interest);
         groups.entry(self.group.clone()).or_default().insert(self.ticket, self.notify.clone());
+    }
+}
+
+/// A waiter that has looked and waits.
+struct Idle<'a>(&'a AtomicUsize);
+
+impl<'a> Idle<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -6,8 +6,12 @@ use crate::schema::{Document, Operation, kind};
 use crate::support::Broker;
 
 /// What a query has to say anyway, so that nothing but the wrong parameter is wrong.
-const NEEDED: &[(&str, &str)] =
-    &[("GET /api/v1/pop", "task=t"), ("DELETE /api/v1/dlq", "queue=q"), ("POST /api/v1/dlq/replay", "queue=q")];
+const NEEDED: &[(&str, &str)] = &[
+    ("GET /api/v1/pop", "task=t"),
+    ("DELETE /api/v1/dlq", "queue=q"),
+    ("POST /api/v1/dlq/replay", "queue=q"),
+    ("GET /api/v1/ephemeral/pop", "queue=q"),
+];
 
 /// Segments that any text may fill: what was given out in another form is simply not there.
 const ANY_TEXT: &[&str] = &["leaseId"];

@@ -93,7 +93,12 @@ impl Wire {
     /// What the database keeps.
     pub(super) fn checked(self, name: &str) -> Result<Declared, Failure> {
         let Self { max_bytes, max_length, policy, ttl_seconds, lease_seconds, retry_limit, window_buffer } = self;
-        let window = window_buffer.filter(|window| window.ms != 0);
+        let window_ms =
+            within("options.windowBuffer.ms", window_buffer.as_ref().map(|window| window.ms), 0, WINDOW_MS_MAX)?;
+        let window_count = window_buffer.and_then(|window| window.count);
+        let window_count = within("options.windowBuffer.count", window_count, 1, WINDOW_COUNT_MAX)?;
+        // No time to wait is no window, whatever it would have waited for.
+        let window_ms = window_ms.filter(|ms| *ms != 0);
         Ok(Declared {
             name: name.to_owned(),
             max_bytes: within("options.maxBytes", max_bytes, 1, BYTES_MAX)?,
@@ -102,13 +107,8 @@ impl Wire {
             ttl_seconds: within("options.ttlSeconds", ttl_seconds, 0, TTL_MAX)?.filter(|seconds| *seconds != 0),
             lease_seconds: within("options.leaseSeconds", lease_seconds, 1, LEASE_MAX)?,
             retry_limit: within("options.retryLimit", retry_limit, 0, RETRY_MAX)?,
-            window_ms: within("options.windowBuffer.ms", window.map(|window| window.ms), 0, WINDOW_MS_MAX)?,
-            window_count: within(
-                "options.windowBuffer.count",
-                window.and_then(|window| window.count),
-                1,
-                WINDOW_COUNT_MAX,
-            )?,
+            window_ms,
+            window_count: window_ms.and(window_count),
         })
     }
 }
