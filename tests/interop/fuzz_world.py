@@ -52,7 +52,6 @@ class World:
         self.names = {"queue": "fuzz", "partition": "Default", "group": "readers", "name": "fuzzed"}
         self.names |= {"ns": "fuzz", "key": "fuzzed", "timerKey": "fuzzed"}
         call("DELETE", "/api/v1/resources/queues/fuzz")
-        call("POST", "/api/v1/system/kv-timers", {"kv": True, "timersSchedule": True, "timersFire": True})
         call("POST", "/api/v1/kv", [{"op": "put", "ns": "fuzz", "key": "fuzzed", "value": 1, "forever": True}])
         timer = {"op": "schedule", "queue": "fuzz", "timerKey": "fuzzed", "payload": "MQ==", "delayMs": 3600000, "txn": "t"}
         call("POST", "/api/v1/timers", {"operations": [timer]})
@@ -78,6 +77,14 @@ class World:
 
 
 WORLD = World()
+
+# What an operator's switches are when everything is served. Paused, routes answer 503, as they should.
+SERVED = {
+    "/api/v1/system/kv-timers": {"kv": True, "timersSchedule": True, "timersFire": True},
+    "/api/v1/system/ephemeral": {"enabled": True},
+    "/api/v1/system/maintenance": {"enabled": False},
+    "/api/v1/system/maintenance/pop": {"enabled": False},
+}
 
 # What succeeds only if several things come together: the message that the path names, and the body. Every third
 # case is one of these.
@@ -160,6 +167,9 @@ def after_call(context, case, response):
     seen = WORLD.statuses.setdefault(case.operation.label, {})
     status = str(response.status_code)
     seen[status] = seen.get(status, 0) + 1
+    if case.operation.label.removeprefix("POST ") in SERVED:
+        for path, served in SERVED.items():
+            call("POST", path, served)
 
 
 @atexit.register
