@@ -221,10 +221,7 @@ impl Cycle<'_> {
     /// Values that have expired. Last, so that nothing of it holds up the phases that deal with messages.
     async fn sweep_kv(&self, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
         let step = || kv_sweep_step_v1(self.db, Some(self.as_of), self.settings.rows_max);
-        let drained = drain(self.cancel, step).await;
-        let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
-        phase.record(drained);
-        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        record(phase, drain(self.cancel, step).await)
     }
 
     /// What is due. Without it the phases that need no list still run.
@@ -339,10 +336,7 @@ impl Cycle<'_> {
             Err(error) => return fail(phase, error),
         };
         let step = |rows| log_partition_cleanup_step_v1(self.db, Some(cutoff), rows);
-        let drained = drain(self.cancel, || self.pacing.step(Kind::Cleanup, self.cancel, step)).await;
-        let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
-        phase.record(drained);
-        if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        record(phase, drain(self.cancel, || self.pacing.step(Kind::Cleanup, self.cancel, step)).await)
     }
 
     /// Phase 5: metrics and the audit, by age. Its failures do not fail the cycle.
@@ -377,19 +371,17 @@ async fn side_by_side<'a>(
         }
         // Those that run are waited for whatever happened: a step must not be dropped while it is under way.
         let Some((partition_id, drained)) = running.next().await else { return flow };
-        if record(phase, memory, partition_id, drained).is_break() {
+        // A failure is that partition's alone, which then rests for some cycles.
+        memory.failing.note(partition_id, matches!(drained.end, End::Failed(_)));
+        if record(phase, drained).is_break() {
             flow = ControlFlow::Break(());
         }
     }
 }
 
-/// Adds what a drain did. A broken connection or a cancelled token ends the cycle; any other failure is that
-/// partition's alone, which then rests for some cycles.
-fn record(
-    phase: &mut PhaseReport<Error>, memory: &mut Memory, partition_id: PartitionId, drained: Drained<Error>,
-) -> ControlFlow<()> {
+/// Adds what a drain did. A broken connection or a cancelled token ends the cycle, anything else does not.
+fn record(phase: &mut PhaseReport<Error>, drained: Drained<Error>) -> ControlFlow<()> {
     let ends = matches!(drained.end, End::Cancelled | End::Failed(Error::Disconnected));
-    memory.failing.note(partition_id, matches!(drained.end, End::Failed(_)));
     phase.record(drained);
     if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

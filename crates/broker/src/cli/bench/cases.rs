@@ -53,10 +53,7 @@ pub(super) async fn run(options: &Options, database: &Database, server: Server) 
 }
 
 async fn describe(options: &Options, client: &Client, report: &mut Report) -> anyhow::Result<()> {
-    report.setting("version", env!("CARGO_PKG_VERSION"));
-    report.setting("build", if cfg!(debug_assertions) { "debug" } else { "release" });
-    report.setting("PostgreSQL", db::server_version(client).await?);
-    report.setting("cores", std::thread::available_parallelism().map_or(0, std::num::NonZero::get));
+    report.program(db::server_version(client).await?);
     report.setting("batch", options.batch);
     report.setting("partitions", options.partitions);
     report.setting("payload_bytes", options.payload_bytes);

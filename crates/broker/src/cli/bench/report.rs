@@ -68,6 +68,14 @@ impl Report {
         self.settings.push((name, value.into()));
     }
 
+    /// What is measured and where: this program, its database, the machine.
+    pub(super) fn program(&mut self, database_version: String) {
+        self.setting("version", env!("CARGO_PKG_VERSION"));
+        self.setting("build", if cfg!(debug_assertions) { "debug" } else { "release" });
+        self.setting("PostgreSQL", database_version);
+        self.setting("cores", std::thread::available_parallelism().map_or(0, std::num::NonZero::get));
+    }
+
     pub(super) fn note(&mut self, text: String) {
         self.notes.push(text);
     }

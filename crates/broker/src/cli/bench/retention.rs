@@ -109,10 +109,7 @@ pub(super) async fn measure_in(options: &Options, database: &Database) -> anyhow
 }
 
 async fn describe(options: &Options, client: &Client, report: &mut Report) -> anyhow::Result<()> {
-    report.setting("version", env!("CARGO_PKG_VERSION"));
-    report.setting("build", if cfg!(debug_assertions) { "debug" } else { "release" });
-    report.setting("PostgreSQL", bench::server_version(client).await?);
-    report.setting("cores", std::thread::available_parallelism().map_or(0, std::num::NonZero::get));
+    report.program(bench::server_version(client).await?);
     report.setting("messages", options.messages);
     report.setting("many", options.many);
     report.setting("pushes", options.pushes);
