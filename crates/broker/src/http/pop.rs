@@ -25,7 +25,7 @@ use super::{App, metrics as http_metrics};
 use crate::error::Error;
 pub(super) use answer::utc_text;
 pub(super) use autopilot::Autopilot;
-pub(super) use command::LEASE_SECONDS_MAX;
+pub(super) use command::{BATCH_MAX, LEASE_SECONDS_MAX};
 use command::{MatchingQuery, Pop, PopQuery, Source};
 use wait::Waited;
 

@@ -91,8 +91,12 @@ impl Flusher {
                 self.samples.take(&self.db.status(), paused.elapsed().saturating_sub(rest));
             }
         }
-        if !matches!(timeout(LAST_FLUSH, self.flush()).await, Ok(Ok(()))) {
-            warn!(target: "telemetry", "the last metrics were not flushed");
+        match timeout(LAST_FLUSH, self.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(target: "telemetry", %error, "the last metrics were not flushed"),
+            Err(_) => {
+                warn!(target: "telemetry", seconds = LAST_FLUSH.as_secs(), "the last metrics were not flushed in time")
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use crate::id::{QUEUE_MODE, checked_name};
 use crate::wake::Interest;
 
 /// A larger batch is cut to this.
-const BATCH_MAX: i64 = 10_000;
+pub(in crate::http) const BATCH_MAX: i64 = 10_000;
 const BATCH_DEFAULT: i64 = 200;
 /// More partitions are cut to this. A call looks at no more than 512, whatever it may claim.
 const PARTITIONS_MAX: i64 = 1_000;

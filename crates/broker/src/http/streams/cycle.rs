@@ -14,11 +14,12 @@ use uuid::Uuid;
 use super::Failure;
 use super::plan::{self, Packing, Plan, Planned, Sunk, Wire};
 use crate::db::Conn;
-use crate::db::streams::{Cycled, Done, log_streams_cycle_v1};
+use crate::db::streams::{CycleAck, Cycled, Done, log_streams_cycle_v1};
 use crate::error::Error;
 use crate::http::App;
 use crate::http::auth::Producer;
 use crate::http::body::RawBody;
+use crate::http::pop::BATCH_MAX;
 
 /// Tries for a cycle that lost a race, the first included.
 const TRIES_MAX: usize = 6;
@@ -160,16 +161,20 @@ fn tell(app: &App, plan: &Plan, done: &Done) {
         if moved.wake {
             app.wake.released(&done.queue, &done.partition, &plan.cycle.group);
         }
-        let sent = ack.count.unwrap_or(0);
-        let (passed, given_back) = if ack.completed { (moved.count, 0) } else { (0, sent) };
-        app.telemetry.acked(plan.cycle.partition_id, passed.unsigned_abs(), given_back.unsigned_abs());
+        let (passed, given_back) = if ack.completed { (moved.count.unsigned_abs(), 0) } else { (0, claimed(ack)) };
+        app.telemetry.acked(plan.cycle.partition_id, passed, given_back);
     }
 }
 
 fn count_refused(app: &App, plan: &Plan, error: &Error) {
     if let (Some(ack), Error::AckRejected(_)) = (&plan.cycle.ack, error) {
-        app.telemetry.acked(plan.cycle.partition_id, 0, ack.count.unwrap_or(0).unsigned_abs());
+        app.telemetry.acked(plan.cycle.partition_id, 0, claimed(ack));
     }
+}
+
+/// How many messages an acknowledgement says it is of. Nothing has checked that, so it is at most what one pop delivers.
+fn claimed(ack: &CycleAck) -> u64 {
+    ack.count.unwrap_or(0).unsigned_abs().min(BATCH_MAX.unsigned_abs())
 }
 
 impl Answer {
