@@ -58,6 +58,7 @@ class World:
         call("POST", "/api/v1/configure", {"queue": "fuzz", "namespace": "n", "task": "t", "options": {"retryLimit": 0}})
         items = [{"queue": "fuzz", "payload": {"n": 1.50}, "transactionId": id} for id in (dead, live, f"{live}/2")]
         call("POST", "/api/v1/push", {"items": items})
+        call("POST", "/api/v1/ephemeral/push", {"queue": "fuzz", "messages": [{"payload": {"n": 1.50}}]})
         pop = "/api/v1/pop/queue/fuzz?consumerGroup=readers&subscriptionMode=all&batch=1"
         popped = call("GET", pop)
         if popped is None:
