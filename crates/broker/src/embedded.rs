@@ -1,12 +1,13 @@
 //! The private PostgreSQL of a server that names no database: found, created, started, watched, stopped.
 
 mod folder;
+mod launch;
 mod log;
 mod programs;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
 use folder::{Folder, SOCKET_PORT};
+use launch::Launch;
 use log::RotatingLog;
 use programs::Programs;
 
@@ -108,14 +110,6 @@ struct Shared {
 struct Control {
     stopping: bool,
     pid: Option<Pid>,
-}
-
-struct Launch {
-    folder: Arc<Folder>,
-    programs: Programs,
-    socket_dir: PathBuf,
-    max_connections: usize,
-    log: RotatingLog,
 }
 
 impl Cluster {
@@ -242,9 +236,7 @@ fn prepare(data_dir: &Path, bin_dir: Option<&Path>, max_connections: usize) -> R
     if cluster_major.is_none() {
         create(&folder, &programs)?;
     }
-    let socket_dir = folder.socket_dir()?;
-    let log = RotatingLog::open(&folder.log()).map_err(|error| EmbeddedError::io("open", &folder.log(), error))?;
-    Ok(Launch { folder: Arc::new(folder), programs, socket_dir, max_connections, log })
+    Launch::new(folder, programs, max_connections)
 }
 
 /// The cluster is made under another name: one that was interrupted is never taken for a whole one.
@@ -343,46 +335,4 @@ fn copy_to_log(child: &mut Child, log: RotatingLog) -> mpsc::Receiver<()> {
 
 fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).expect("a process id is positive and fits"))
-}
-
-impl Launch {
-    fn command(&self) -> Command {
-        use std::os::unix::process::CommandExt;
-        let mut command = folder::command(self.folder.user.as_ref(), &self.programs.path("postgres"));
-        command.arg("-D").arg(self.folder.cluster());
-        for (name, value) in self.options() {
-            command.arg("-c").arg(format!("{name}={value}"));
-        }
-        // A group of its own: a Ctrl-C in the terminal is for the server, which finishes its requests first.
-        command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped());
-        command
-    }
-
-    /// Reached only through the private socket, durable, and modest on a machine that it shares.
-    fn options(&self) -> Vec<(&'static str, String)> {
-        let fixed = [
-            ("listen_addresses", ""),
-            ("unix_socket_permissions", "0700"),
-            ("fsync", "on"),
-            ("full_page_writes", "on"),
-            ("synchronous_commit", "on"),
-            ("shared_buffers", "256MB"),
-            ("max_wal_size", "2GB"),
-            ("wal_compression", "on"),
-            ("autovacuum", "on"),
-            ("jit", "off"),
-            ("timezone", "UTC"),
-            ("log_timezone", "UTC"),
-            ("log_destination", "stderr"),
-            ("logging_collector", "off"),
-            ("cluster_name", "ebbtide"),
-        ];
-        let mut options: Vec<_> = fixed.map(|(name, value)| (name, value.to_owned())).into();
-        // A list setting: quoted, or a comma in the path would split it.
-        let socket_dir = self.socket_dir.display().to_string().replace('"', "\"\"");
-        options.push(("unix_socket_directories", format!("\"{socket_dir}\"")));
-        options.push(("port", SOCKET_PORT.to_string()));
-        options.push(("max_connections", self.max_connections.to_string()));
-        options
-    }
 }

@@ -115,6 +115,35 @@ fn missing_programs_are_named() {
 }
 
 #[tokio::test]
+async fn the_log_is_compressed_fast_or_not_at_all() {
+    let compression = async |server: &Server| -> String {
+        server.sql().await.query_one("show wal_compression", &[]).await.unwrap().get(0)
+    };
+    let folder = open_folder();
+    let data_dir = folder.path().join("data");
+    let server = Server::start(&data_dir);
+    let postgres = std::fs::read_link(format!("/proc/{}/exe", server.postgres_pid())).unwrap();
+    let first = compression(&server).await;
+    assert!(["lz4", "off"].contains(&first.as_str()), "{first}");
+    server.stop();
+
+    // A PostgreSQL that was built without lz4.
+    let programs = folder.path().join("bin");
+    std::fs::create_dir(&programs).unwrap();
+    std::os::unix::fs::symlink(postgres.with_file_name("initdb"), programs.join("initdb")).unwrap();
+    let wrapper = programs.join("postgres");
+    let refusing = format!(
+        "#!/bin/sh\ncase \"$*\" in *wal_compression=lz4*) exit 1 ;; esac\nexec {} \"$@\"\n",
+        postgres.display()
+    );
+    std::fs::write(&wrapper, refusing).unwrap();
+    std::fs::set_permissions(&wrapper, Permissions::from_mode(0o755)).unwrap();
+    let server = Server::with(&data_dir, &[("EBBTIDE_POSTGRES_BIN_DIR", programs.to_str().unwrap())]);
+    assert_eq!(compression(&server).await, "off");
+    server.stop();
+}
+
+#[tokio::test]
 async fn a_long_path_keeps_its_socket_elsewhere() {
     let folder = open_folder();
     let data_dir = folder.path().join("x".repeat(120));
