@@ -87,7 +87,7 @@ settings! {
     retention_lock_ms = "EBBTIDE_RETENTION_LOCK_MS": Int { default: 50, min: 1, max: 60_000, unit: "ms" };
     /// Share of the time that retention steps may run while others use the database. Alone they take all of it.
     retention_duty = "EBBTIDE_RETENTION_DUTY_PERCENT": Int { default: 50, min: 1, max: 100, unit: "%" };
-    /// Write-ahead log of all sessions together from which on retention slows down; 0 never.
+    /// Write-ahead log of all sessions together from which on retention slows down while others are at work; 0 never.
     retention_wal = "EBBTIDE_RETENTION_WAL_MB_PER_SECOND": Int { default: 256, min: 0, max: 1_000_000, unit: "MiB/s" };
     /// Log that the slowest standby may be behind before retention slows down; 0 never.
     retention_replication_lag = "EBBTIDE_RETENTION_REPLICATION_LAG_MB":

@@ -118,7 +118,7 @@ pub(super) struct Watch {
 /// From where on something counts as suffering; `None` where it may suffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of log a second, of everybody together.
+    /// Bytes of log a second, of everybody together. It counts while anybody else is at work.
     pub wal_bytes_per_second: Option<u64>,
     pub replication_lag_bytes: Option<u64>,
     /// How old a snapshot may be before it counts as one that keeps rows dead that could be gone.
@@ -215,7 +215,8 @@ impl Watch {
         }
         let now = Instant::now();
         let before = self.wal.replace((now, sample.wal_bytes));
-        if let (Some(limit), Some((at, bytes))) = (self.limits.wal_bytes_per_second, before) {
+        // The bandwidth is kept for the others: alone, steps may fill it. Standbys have a limit of their own.
+        if let (true, Some(limit), Some((at, bytes))) = (sample.is_shared, self.limits.wal_bytes_per_second, before) {
             let elapsed = now.saturating_duration_since(at).as_secs_f64().max(0.001);
             #[allow(clippy::cast_precision_loss, reason = "a rate")]
             let (rate, limit) = (sample.wal_bytes.saturating_sub(bytes) as f64 / elapsed, limit as f64);
@@ -272,4 +273,26 @@ pub(super) fn count_held_back(throttle: &Throttle) -> ebbtide_sweep::HeldBack {
             .increment(u64::try_from(held.as_millis()).unwrap_or(u64::MAX));
     }
     held_back
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::TlsSettings;
+
+    #[tokio::test(start_paused = true)]
+    async fn alone_it_may_write_as_much_as_it_can() {
+        let target = Target { config: tokio_postgres::Config::new(), tls: TlsSettings::unused() };
+        let limits = Limits { wal_bytes_per_second: Some(100), ..Limits::default() };
+        let mut watch = Watch::new(target, limits);
+        let mut reasons_at = async |wal_bytes, is_shared| {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            let sample = Sample { wal_bytes, is_shared, replication_lag_bytes: 0, dead_rows: 0, live_rows: 0 };
+            watch.judge(sample, Duration::from_millis(1)).reasons
+        };
+        assert_eq!(reasons_at(1000, true).await, [""; 0], "one look is no rate");
+        assert_eq!(reasons_at(1100, true).await, [""; 0], "as much as is allowed");
+        assert_eq!(reasons_at(1201, true).await, [reason::WAL]);
+        assert_eq!(reasons_at(9000, false).await, [""; 0], "nobody suffers");
+    }
 }

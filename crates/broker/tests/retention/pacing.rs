@@ -7,6 +7,7 @@ use ebbtide::retention::pacing::{Limits, reason};
 use ebbtide::retention::{self, Settings, Swept};
 use ebbtide_sweep::Led;
 use tokio::task::JoinHandle;
+use tokio_postgres::NoTls;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -57,9 +58,14 @@ async fn swept_while(log: &Log, settings: Settings, trace: &Trace, level: &str, 
 async fn what_slows_a_cycle_down_is_said_and_reported() {
     let log = Log::start().await;
     let trace = capture("retention");
+    let neighbour = log.database.target.connect("a neighbour").await.expect("connects");
+    let end = neighbour.cancel_token();
+    let at_work = tokio::spawn(async move { neighbour.batch_execute("select pg_sleep(300)").await });
     // Any log at all is too much, and the watch writes some itself.
     let limits = Limits { wal_bytes_per_second: Some(1), ..quietly() };
     let swept = swept_while(&log, Settings { limits, ..settings() }, &trace, "INFO", "slowed down").await;
+    end.cancel_query(NoTls).await.expect("asked to end");
+    assert!(at_work.await.expect("no panic").is_err(), "it worked all the time");
     assert_eq!(swept.report.deleted(retention::phase::RETENTION), 3, "slow and not stopped");
     let reasons: Vec<_> = swept.held_back.iter().map(|(reason, _)| *reason).collect();
     assert!(reasons.contains(&reason::WAL), "{reasons:?}");
