@@ -72,7 +72,7 @@ impl Default for Settings {
             due_max: 5000,
             walk_interval: Some(Duration::from_secs(86_400)),
             kv_interval: Some(Duration::from_secs(30)),
-            lock_hold: Duration::from_millis(50),
+            lock_hold: Duration::from_millis(10),
             shared_duty: 0.5,
             limits: Limits::default(),
             vacuum: true,

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Of a step with fewer rows only the fixed part may have been slow, which a smaller batch does not mend.
+const ROWS_THAT_COUNT: i32 = 50;
+
 /// The batch of one kind of step.
 ///
 /// It halves when a step ran into a time-out, is cut when a step held its lock for too long, and grows by
@@ -31,17 +34,17 @@ impl Batch {
 
     /// Takes in a step that answered: what it deleted, and how long it held its lock.
     ///
-    /// A step that was cut by its own end and not by the batch says nothing of larger ones, and changes
-    /// nothing unless it took too long.
+    /// A step that ended for want of rows says nothing of larger ones. It cuts the batch, too, if it was too long
+    /// and had so many rows that these took the time.
     pub fn took(&mut self, deleted: u64, took: Duration) {
-        let is_full = u64::try_from(self.rows).expect("above zero") <= deleted;
+        let deleted = i32::try_from(deleted).unwrap_or(i32::MAX);
+        let is_full = self.rows <= deleted;
         if self.hold_max < took {
-            let share = self.hold_max.as_secs_f64() / took.as_secs_f64();
-            #[allow(clippy::cast_possible_truncation, reason = "a share of a number that fits")]
-            let rows = (f64::from(self.rows) * share) as i32;
-            // Of a short step only the fixed part was slow, which a smaller batch does not mend.
-            if is_full {
-                self.rows = rows.max(1);
+            if is_full || ROWS_THAT_COUNT <= deleted {
+                let share = self.hold_max.as_secs_f64() / took.as_secs_f64();
+                #[allow(clippy::cast_possible_truncation, reason = "a share of a number that fits")]
+                let rows = (f64::from(deleted) * share) as i32;
+                self.rows = rows.clamp(1, self.rows);
             }
         } else if is_full {
             self.rows = self.rows.saturating_add(self.rows / 4 + 1).min(self.rows_max);
@@ -94,7 +97,19 @@ mod tests {
         batch.timed_out();
         batch.took(3, FAST);
         batch.took(3, 10 * HOLD);
+        batch.took(49, 10 * HOLD);
         assert_eq!(batch.rows(), 500);
+    }
+
+    #[test]
+    fn a_long_step_of_many_rows_counts_though_it_was_not_full() {
+        let mut batch = Batch::new(1000, HOLD);
+        batch.took(400, HOLD);
+        assert_eq!(batch.rows(), 1000, "no longer than allowed");
+        batch.took(400, 2 * HOLD);
+        assert_eq!(batch.rows(), 200);
+        batch.took(150, 10 * HOLD);
+        assert_eq!(batch.rows(), 15);
     }
 
     #[test]

@@ -84,7 +84,7 @@ settings! {
     /// Period of the deletion of expired key/value rows; 0 keeps them. They are invisible either way.
     kv_sweep_seconds = "EBBTIDE_KV_SWEEP_SECONDS": Int { default: 30, min: 0, max: 86_400, unit: "s" };
     /// The longest that a retention step should hold a partition's lock; its batch is cut until it does not.
-    retention_lock_ms = "EBBTIDE_RETENTION_LOCK_MS": Int { default: 50, min: 1, max: 60_000, unit: "ms" };
+    retention_lock_ms = "EBBTIDE_RETENTION_LOCK_MS": Int { default: 10, min: 1, max: 60_000, unit: "ms" };
     /// Share of the time that retention steps may run while others use the database. Alone they take all of it.
     retention_duty = "EBBTIDE_RETENTION_DUTY_PERCENT": Int { default: 50, min: 1, max: 100, unit: "%" };
     /// Write-ahead log of all sessions together from which on retention slows down while others are at work; 0 never.

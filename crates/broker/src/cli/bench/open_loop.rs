@@ -18,6 +18,9 @@ use super::load::latency;
 /// Connections that take turns; more requests than these are never under way.
 const CONNECTIONS: u64 = 48;
 
+/// Runs so far, so that each pushes transaction ids of its own: one that was seen before would be a duplicate.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
 /// A steady stream of pushes.
 #[derive(Clone)]
 pub(super) struct OpenLoop {
@@ -55,10 +58,11 @@ impl OpenLoop {
         for _ in 0..CONNECTIONS {
             connections.push(Connection::open(self.address).await?);
         }
+        let load = Self { seed: mix(self.seed ^ mix(RUNS.fetch_add(1, Ordering::Relaxed))), ..self.clone() };
         let started = Instant::now();
         let mut workers = JoinSet::new();
         for (index, connection) in connections.into_iter().enumerate() {
-            workers.spawn(self.clone().work(index, connection, turns.clone(), started, length, enough.clone()));
+            workers.spawn(load.clone().work(index, connection, turns.clone(), started, length, enough.clone()));
         }
         let mut answered = Answered { requests: 0, late: latency() };
         while let Some(late) = workers.join_next().await {

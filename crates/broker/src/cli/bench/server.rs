@@ -1,5 +1,6 @@
 //! The server under test: a child process, so that its memory and its processor time are its own.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,10 +12,15 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use super::client::{Connection, request};
+
 const READY_WAIT: Duration = Duration::from_secs(120);
 const STOP_WAIT: Duration = Duration::from_secs(30);
 /// The kernel reports processor time to user space in hundredths of a second, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Up to the reason, which the milliseconds follow.
+const HELD_BACK: &str = "ebbtide_retention_held_back_milliseconds_total{reason=\"";
 
 /// A server, and the process that it is if this program started it.
 pub(super) struct Server {
@@ -73,6 +79,15 @@ impl Server {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         let kib: f64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
         Some(kib / 1024.0)
+    }
+
+    /// How long each reason has held deletion back, in seconds, as its metrics say.
+    pub(super) async fn held_back(&self) -> anyhow::Result<BTreeMap<String, f64>> {
+        let mut connection = Connection::open(self.address).await?;
+        let reply = connection.send(&request("GET", "/metrics/prometheus", b"")).await?;
+        let text = std::str::from_utf8(reply.body).context("metrics that are not text")?;
+        let samples = text.lines().filter_map(|line| line.strip_prefix(HELD_BACK)?.split_once("\"} "));
+        samples.map(|(reason, value)| Ok((reason.to_owned(), value.trim().parse::<f64>()? / 1000.0))).collect()
     }
 
     /// Processor time that the server has used, in seconds.

@@ -15,6 +15,8 @@ use crate::db::bench::retention as db;
 
 /// How long data may take to go.
 const GONE_WAIT: Duration = Duration::from_secs(600);
+/// How long is pushed before anything is measured: the first pushes to a partition read its recent ids.
+const WARM_UP: Duration = Duration::from_secs(5);
 /// How long the hot partition is pushed to as fast as it takes, to know what half of that is.
 const SATURATION: Duration = Duration::from_secs(5);
 const SATURATION_PRODUCERS: usize = 8;
@@ -39,6 +41,7 @@ impl Run<'_> {
         for run in 0..self.options.runs {
             let (name, id) = self.old_queue(i64::from(self.options.partitions), self.options.messages).await?;
             let load = self.steady(&name, self.options.partitions as usize);
+            load.run(WARM_UP, &Arc::default()).await?;
             let with_first = run % 2 == 1;
             if with_first {
                 self.while_it_goes(&load, id, &mut case).await?;
@@ -68,6 +71,7 @@ impl Run<'_> {
             let (load, enough) = (load.clone(), enough.clone());
             async move { load.run(GONE_WAIT, &enough).await }
         });
+        let before = self.server.held_back().await?;
         db::retain_an_hour(&self.client, id).await?;
         let watched = self.wait_until_gone(id).await;
         enough.store(true, Ordering::Relaxed);
@@ -76,6 +80,12 @@ impl Run<'_> {
         let (messages, seconds) = db::deleted(&self.client, id).await?;
         record(case, "with", &with);
         case.record("with: deleted", "msg/s", messages as f64 / seconds);
+        for (reason, held) in self.server.held_back().await? {
+            let held = held - before.get(&reason).copied().unwrap_or_default();
+            if 0.0 < held {
+                case.record(&format!("with: held back by {reason}"), "s", held);
+            }
+        }
         Ok(())
     }
 
