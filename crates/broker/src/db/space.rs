@@ -113,6 +113,16 @@ pub async fn commit(db: &(impl Sql + Sync)) -> Result<(), Error> {
     db.row("select pg_current_xact_id()::text", &[]).await.map(drop)
 }
 
+/// Whether this session has the disk write what it wrote as it goes. It is slower for that; but what piles up in the
+/// system's memory is written at once some time, and then every commit waits.
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn write_as_it_goes(db: &(impl Sql + Sync), is_on: bool) -> Result<(), Error> {
+    let after = if is_on { "1MB" } else { "0" };
+    db.row("select set_config('backend_flush_after', $1, false)", &[(&after as _, Type::TEXT)]).await.map(drop)
+}
+
 /// Makes the counts of this session's work visible to others with its next statement, and not some seconds later.
 ///
 /// # Errors

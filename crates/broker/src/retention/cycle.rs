@@ -24,7 +24,7 @@ use crate::db::retention::{
     log_partition_cleanup_step_v1, log_retention_step_v1, log_txns_purge_step_v1, open_cycle, purge_system_metrics,
     quiet, work_list,
 };
-use crate::db::space::flush_statistics;
+use crate::db::space::{flush_statistics, write_as_it_goes};
 use crate::error::Error;
 use crate::id::{PartitionId, QueueId};
 
@@ -128,7 +128,7 @@ pub(super) async fn run(
     let lock_ms = u64::try_from(settings.lock_wait.as_millis()).expect("a few seconds");
     match open_cycle(db, None, lock_ms, statement_ms).await {
         Ok((as_of, backend)) => {
-            let cycle = Cycle { db, settings, pacing, cancel, as_of };
+            let cycle = Cycle { db, settings, pacing, cancel, as_of, is_gentle: Mutex::new(None) };
             let flow = tokio::select! {
                 flow = cycle.phases(memory, slow, &mut swept) => flow,
                 () = watch.run(&pacing.throttle, backend, cancel) => unreachable!("it watches until it is dropped"),
@@ -164,6 +164,8 @@ struct Cycle<'a> {
     pacing: &'a Pacing,
     cancel: &'a CancellationToken,
     as_of: Timestamp,
+    /// Whether the session writes to disk as it goes, as far as this cycle has said.
+    is_gentle: Mutex<Option<bool>>,
 }
 
 impl Cycle<'_> {
@@ -288,10 +290,21 @@ impl Cycle<'_> {
         Fut: Future<Output = Result<StepOutcome, Error>> + Send + 'a,
     {
         async move {
+            self.be_gentle().await;
             let drained = drain(self.cancel, || self.pacing.step(kind, self.cancel, &step)).await;
             (partition_id, drained)
         }
         .boxed()
+    }
+
+    /// Spares the disk while others are at work, and only then.
+    async fn be_gentle(&self) {
+        let is_shared = self.pacing.throttle.duty() < 1.0;
+        let said = self.is_gentle.lock().expect("no holder panics").replace(is_shared);
+        if said != Some(is_shared) {
+            // The steps that follow do their work without it, and meet a broken connection themselves.
+            let _ = write_as_it_goes(self.db, is_shared).await;
+        }
     }
 
     /// How many partitions rule 2 keeps although they are old enough.

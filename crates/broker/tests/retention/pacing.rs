@@ -73,6 +73,26 @@ async fn what_slows_a_cycle_down_is_said_and_reported() {
 }
 
 #[tokio::test]
+async fn the_disk_is_spared_beside_others_alone() {
+    for (shared_duty, expected) in [(0.5, "1MB"), (1.0, "0")] {
+        let log = Log::start().await;
+        stale(&log, 3).await;
+        log.execute(
+            "create table seen (value text);
+             create function see() returns trigger language plpgsql as
+                $$ begin insert into seen values (current_setting('backend_flush_after')); return null; end $$;
+             create trigger see after delete on queen.log_segments execute function see()",
+        )
+        .await;
+        let settings = Settings { shared_duty, limits: quietly(), ..settings() };
+        let swept = sweep(&log.database, settings).await.expect("no panic");
+        assert_eq!(swept.report.deleted(retention::phase::RETENTION), 3);
+        let seen: String = log.sql.query_one("select distinct value from seen", &[]).await.expect("one").get(0);
+        assert_eq!(seen, expected, "with {shared_duty} of the time beside others");
+    }
+}
+
+#[tokio::test]
 async fn an_old_snapshot_is_named() {
     let log = Log::start().await;
     let reader = log.database.target.connect("nightly report").await.expect("connects");
