@@ -215,3 +215,31 @@ async def riders_commit_with_their_transaction_or_not_at_all(bench):
     else:
         raise AssertionError("an unknown acknowledgement was accepted")
     assert not await client.kv.get(NS, "rider-bogus"), "nothing of it happened"
+
+
+@check
+async def timers_keep_their_partition_and_move(bench):
+    client, queue = bench.client, "interop-timer-lanes"
+    hour = timedelta(hours=1)
+    alone = client.timer(queue).key("alone").payload({"n": 1}).partition("east").txn("alone-1")
+    same((await alone.after(hour).schedule())["status"], "scheduled", "alone")
+    tx = client.transaction()
+    tx.kv.put_if_absent(NS, "timer-mark", 1, forever=True)
+    tx.timer(queue).key("rider").payload({"n": 2}).partition("west").txn("rider-1").after(hour).schedule()
+    tx.timer(queue).key("alone").payload({"n": 3}).partition("east").txn("alone-2").after_ms(1).reschedule()
+    try:
+        tx.kv.get_prefix(NS, "timer-")
+    except ValueError as error:
+        assert "not allowed inside a transaction" in str(error), error
+    else:
+        raise AssertionError("the client lets a read without a bound into a transaction")
+    assert (await tx.commit())["success"]
+    same((await client.kv.get(NS, "timer-mark"))["value"], 1, "put")
+    same((await client.timers.peek(queue, "rider"))["partition"], "west", "where the rider will go")
+
+    async def fired():
+        return await popped(client, queue, "east")
+
+    messages = await until("the timer that was moved fires", fired)
+    same([(message["transactionId"], message["data"]) for message in messages], [("alone-2", {"n": 3})], "as moved")
+    await client.timers.cancel(queue, "rider")

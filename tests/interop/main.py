@@ -4,8 +4,12 @@ import asyncio
 import os
 import sys
 
+import calls
 import harness
 from queen import Queen
+
+# Before the checks take anything of the client by name.
+CALLS = calls.Calls({"open": calls.BROKER, "streams": calls.STREAMS}.get(sys.argv[1], ()))
 
 if sys.argv[1] == "tokens":
     import tokens
@@ -16,7 +20,10 @@ elif sys.argv[1] == "streams":
 
     TOKEN = None
 else:
+    import admin  # noqa: F401
     import behaviour  # noqa: F401
+    import builders  # noqa: F401
+    import ephemeral  # noqa: F401
     import later  # noqa: F401
     import retention  # noqa: F401
     import volume  # noqa: F401
@@ -32,5 +39,8 @@ async def main():
 
 
 passed, failed = asyncio.run(main())
+missed = CALLS.missed()
 print(f"{passed} passed, {failed} failed")
-sys.exit(1 if failed or not passed else 0)
+if missed:
+    print("no check calls " + ", ".join(missed))
+sys.exit(1 if failed or missed or not passed else 0)

@@ -33,6 +33,8 @@ finish() {
   if [ "$code" -ne 0 ]; then
     echo "interop: the last lines of the server's log:" >&2
     tail -n 40 "$work/server.log" >&2 || true
+    # Again and last, where a log that is cut off still has it.
+    grep -hE '^(FAIL|[A-Za-z]*Error|no check calls| *- |[A-Z]+ /.* never succeeded)' "$work/said" | tail -n 20 >&2 || true
   fi
   rm -rf "$work"
   exit "$code"
@@ -40,12 +42,15 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-database=(--data-dir "$work/data")
-address="host=$work/data/run port=5432 user=postgres dbname=postgres"
-if [ "${INTEROP_EXTERNAL:-0}" = 1 ]; then
-  database=(--database-url "$TEST_DATABASE_URL")
-  address=$TEST_DATABASE_URL
-fi
+# anew NAME: the next servers have a database of their own. One that runs elsewhere is as it is.
+anew() {
+  database=(--data-dir "$work/$1")
+  address="host=$work/$1/run port=5432 user=postgres dbname=postgres"
+  if [ "${INTEROP_EXTERNAL:-0}" = 1 ]; then
+    database=(--database-url "$TEST_DATABASE_URL")
+    address=$TEST_DATABASE_URL
+  fi
+}
 
 # start [SETTING=value ...]: a server with these settings, whose address becomes $url.
 start() {
@@ -78,22 +83,30 @@ stop() {
 # checks NAME [MODE]: the checks of main.py that go by this name, on a server with this default subscription mode.
 checks() {
   PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_DATABASE_URL=$address INTEROP_EBBTIDE=$ebbtide \
-    INTEROP_SECRET=$secret INTEROP_SUBSCRIPTION_MODE=${2:-new} timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1"
+    INTEROP_SECRET=$secret INTEROP_SUBSCRIPTION_MODE=${2:-new} timeout --kill-after=5 300 "$venv/bin/python" "$here/main.py" "$1" |
+    tee -a "$work/said"
 }
 
 # fuzz: what the document allows and forbids, against the server.
 fuzz() {
   PYTHONDONTWRITEBYTECODE=1 INTEROP_SERVER_URL=$url INTEROP_WORK=$work \
-    timeout --kill-after=5 300 "$venv/bin/python" "$here/fuzz.py"
+    timeout --kill-after=5 300 "$venv/bin/python" "$here/fuzz.py" | tee -a "$work/said"
 }
 
 # part NAME: whether this run is to hold that part.
 part() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 
 secret=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
+anew data
 if part open; then
   start
-  checks open
+  checks open new
+  stop
+fi
+if part open && [ "${INTEROP_EXTERNAL:-0}" = 0 ]; then
+  anew all
+  start DEFAULT_SUBSCRIPTION_MODE=all
+  checks open all
   stop
 fi
 if part streams; then

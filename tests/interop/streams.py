@@ -4,7 +4,7 @@ import asyncio
 import uuid
 
 from harness import check, same, until
-from queen.streams import Stream, token_bucket_gate
+from queen.streams import Stream, sliding_window_gate, token_bucket_gate
 
 # Event times of the checks, in milliseconds: far from any real clock, and on the boundary of a minute.
 EPOCH = 1_700_000_040_000
@@ -29,6 +29,10 @@ def event(second, **fields):
 def timed(message):
     """The time of an event, whether the operator hands over the message or what it carries."""
     return (message.get("data") or message)["at"]
+
+
+def number(message):
+    return (message.get("data") or message)["n"]
 
 
 def stored(bench, queue):
@@ -237,12 +241,39 @@ async def a_gate_lets_a_part_through_and_the_rest_comes_again(bench):
 
 
 @check
-async def a_rate_limit_holds(bench):
-    source, sink = await fresh(bench, "rate")
+async def messages_are_filtered_split_and_handed_over(bench):
+    source, sink = await fresh(bench, "split")
+    await push(bench, source, [{"n": n} for n in range(6)])
+    stream = Stream.from_queue(bench.client.queue(source)).filter(lambda m: number(m) % 2 == 0)
+    stream = stream.flat_map(lambda m: [{"half": number(m) / 2}, {"twice": number(m) * 2}])
+    runner = await run(bench, stream.to(bench.client.queue(sink)), source)
+    results = await drained(bench, runner, source, 6)
+    same(results, [{"half": 0}, {"twice": 0}, {"half": 1}, {"twice": 4}, {"half": 2}, {"twice": 8}], "results")
+
+    handed, query = [], f"{source}-each"
+    stream = Stream.from_(bench.client.queue(source)).map(number).foreach(lambda n, *context: handed.append(n))
+    runner = await run(bench, stream, query)
+    await until("all are handed over", lambda: unread(bench, source, query) == 0)
+    await runner.stop()
+    same((runner.errors, handed), ([], list(range(6))), "in order, once")
+
+
+@check
+async def a_token_bucket_holds(bench):
+    await rate_limited(bench, "bucket", token_bucket_gate(capacity=5, refill_per_sec=0.001))
+
+
+@check
+async def a_limit_in_a_sliding_window_holds(bench):
+    await rate_limited(bench, "window", sliding_window_gate(limit=5, window_sec=3600))
+
+
+async def rate_limited(bench, name, gate):
+    """Eight messages through a gate that lets five through."""
+    source, sink = await fresh(bench, name)
     await push(bench, source, [{"n": n} for n in range(8)])
-    gate = token_bucket_gate(capacity=5, refill_per_sec=0.001)
     runner = await run(bench, Stream.from_(bench.client.queue(source)).gate(gate).to(bench.client.queue(sink)), source)
-    await until("the bucket is empty", lambda: committed(bench, source) == 4)
+    await until("five are through", lambda: committed(bench, source) == 4)
     end_lease(bench, source)
     await until("the rest is delivered again", lambda: runner.metrics().get("gateDenialsTotal", 0) >= 6)
     await runner.stop()
