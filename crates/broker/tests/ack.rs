@@ -226,6 +226,29 @@ async fn a_purged_sidecar_row_is_unresolvable_and_the_rest_can_be_acknowledged()
 }
 
 #[tokio::test]
+async fn what_retention_deleted_under_a_lease_is_said_to_be_gone() {
+    let broker = Broker::start().await;
+    let lane = Lane::empty(&broker, "p").await;
+    lane.append(2).await;
+    lane.append(2).await;
+    lane.lease(3).await;
+    broker.delete_below(lane.id, 2).await;
+    let replies = lane.ack(&[("m0", "completed")]).await;
+    assert_eq!(errors(&replies), [None], "what was done is done");
+    let replies = lane.ack(&[("m1", "failed")]).await;
+    let error = errors(&replies)[0].expect("an error").to_owned();
+    assert!(error.starts_with("gone: "), "{error}");
+    assert_eq!((&replies[0]["success"], &replies[0]["dlq"]), (&false.into(), &false.into()));
+    lane.lease(3).await;
+    broker.execute("delete from queen.log_txns where base_offset = 0", &[]).await;
+    broker.execute("update queen.log_partitions set txns_start = 2", &[]).await;
+    let replies = lane.ack(&[("m1", "retry"), ("m2", "completed")]).await;
+    let error = errors(&replies)[0].expect("an error").to_owned();
+    assert!(error.starts_with("unresolvable: the message is gone") && error.contains("offset 2"), "{error}");
+    lane.leased_at(2, 3).await;
+}
+
+#[tokio::test]
 async fn of_several_messages_with_one_id_the_lowest_in_the_batch_counts() {
     let broker = Broker::start().await;
     let lane = Lane::empty(&broker, "p").await;

@@ -170,8 +170,10 @@ $$;
 --
 -- Lock:   this group's cursor and nothing else.
 -- Result: {"success": bool, "error": text, "leaseReleased": bool, "dlq": bool, "offset": n, "hash": hex,
---          "committed": n, "noopHashes", "staleHashes", "unresolvedHashes", "wake": {"queue", "partition"}}. A refusal has the
---         first four keys; wake is there if the lease ended and messages are left.
+--          "committed": n, "noopHashes", "staleHashes", "unresolvedHashes", "goneHashes", "logStart": n,
+--          "wake": {"queue", "partition"}}. A refusal has the first four keys; goneHashes are signals for what
+--         retention has deleted; logStart is there if it has deleted some of the batch; wake is there if the lease
+--         ended and messages are left.
 -- Why:    what is done completes everything before it in the batch, up to the lowest message that is not.
 --         dlq keeps the lease: the caller unpacks the message at offset and calls log_dlq_head_v1. If it never
 --         comes to that, the lease runs out and the message is delivered again.
@@ -193,6 +195,7 @@ declare
     v_dlq       boolean := false;
     v_missing   bytea[];
     v_ranks     int[];
+    v_gone      text[];
     v_leftovers jsonb := '{"noopHashes": [], "staleHashes": [], "unresolvedHashes": []}';
     v_wake      jsonb;
 begin
@@ -207,7 +210,7 @@ begin
     if not queen.log_lease_held_v1(p_worker, v_cursor.batch_end, v_cursor.worker_id, v_cursor.lease_expires_at) then
         return queen.log_ack_refused_v1('invalid or expired lease');
     end if;
-    select p.txns_start, p.last_offset, p.name as partition, q.name as queue, coalesce(q.retry_limit, 3) as retry_limit,
+    select p.txns_start, p.log_start, p.last_offset, p.name as partition, q.name as queue, coalesce(q.retry_limit, 3) as retry_limit,
         coalesce(q.dead_letter_queue, true) or coalesce(q.dlq_after_max_retries, true) as files_letters
     into v_context
     from queen.log_partitions p join queen.queues q on q.id = p.queue_id where p.id = p_pid;
@@ -220,11 +223,12 @@ begin
     ), s as (
         select max(r.live) filter (where r.rank = 0) as done, min(r.live) filter (where 0 < r.rank) as bad,
             array_agg(r.h) filter (where r.live is null) as missing,
-            array_agg(r.rank) filter (where r.live is null) as ranks
+            array_agg(r.rank) filter (where r.live is null) as ranks,
+            array_agg(encode(r.h, 'hex')) filter (where 0 < r.rank and r.live < v_context.log_start) as gone
         from r
     )
-    select s.done, s.bad, s.missing, s.ranks, worst.rank, worst.h
-    into v_done, v_bad, v_missing, v_ranks, v_signal, v_hash
+    select s.done, s.bad, s.missing, s.ranks, s.gone, worst.rank, worst.h
+    into v_done, v_bad, v_missing, v_ranks, v_gone, v_signal, v_hash
     from s left join lateral (
         select r.rank, r.h from r where r.live = s.bad order by r.rank desc limit 1
     ) worst on true;
@@ -260,7 +264,8 @@ begin
     return v_leftovers || jsonb_build_object('success', true, 'error', null, 'dlq', v_dlq,
         'leaseReleased', v_cursor.batch_end is null or coalesce(v_outcome <> 'keep', false),
         'offset', case when v_dlq then v_bad end, 'hash', case when v_dlq then encode(v_hash, 'hex') end,
-        'committed', v_to, 'wake', v_wake);
+        'committed', v_to, 'wake', v_wake, 'goneHashes', coalesce(v_gone, '{}'),
+        'logStart', case when v_cursor.committed + 1 < v_context.log_start then v_context.log_start end);
 end
 $$;
 

@@ -78,7 +78,8 @@ end $$;
 -- Lock:   this partition's row and no other, until the call commits.
 -- Cutoff: rule 1 gives up segments created before p_all_cutoff, read or not; rule 2 those
 --         created before p_completed_cutoff that every cursor has passed. NULL is off.
--- Result: {"deleted": segments, "new_log_start": x, "done": bool}
+-- Result: {"deleted": segments, "new_log_start": x, "done": bool}, and "skipped" if groups lost what they had
+--         not read: offsets, added up over the groups.
 -- Why:    rule 2 can end inside a segment, which then stays whole: log_start is always the
 --         base of a segment.
 create or replace function queen.log_retention_step_v1(
@@ -100,6 +101,7 @@ declare
     v_segments     bigint;
     v_frames       numeric;
     v_more         boolean;
+    v_skipped      numeric;
 begin
     select p.log_start, p.queue_id into v_log_start, v_queue_id
       from queen.log_partitions p where p.id = p_pid for update;
@@ -148,6 +150,9 @@ begin
     )
     select count(*), coalesce(sum(g.end_offset - g.base_offset + 1), 0) into v_segments, v_frames from gone g;
 
+    select sum(greatest(v_chosen_end - greatest(c.committed, v_log_start - 1), 0)) into v_skipped
+      from queen.log_consumers c where c.partition_id = p_pid;
+
     -- Committed with the delete or not at all. Frames can exceed the column; the audit must not
     -- stop the sweep.
     insert into queen.retention_history (partition_id, messages_deleted, retention_type, queue_id, tenant_id)
@@ -162,7 +167,8 @@ begin
     perform queen.log_segments_mark_v1(
         p_pid, v_chosen_end + 1, case when v_more then null else p_completed_cutoff end, v_next);
     return jsonb_build_object('deleted', v_segments, 'new_log_start', v_chosen_end + 1,
-                              'done', not coalesce(v_more, false));
+                              'done', not coalesce(v_more, false))
+        || case when 0 < v_skipped then jsonb_build_object('skipped', v_skipped) else '{}' end;
 end $$;
 
 -- Evicts what has waited too long in one partition, at most p_max_rows segments.

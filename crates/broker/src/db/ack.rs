@@ -99,6 +99,11 @@ pub struct Acked {
     pub stale_hashes: HashSet<TransactionHash>,
     #[serde(default)]
     pub unresolved_hashes: HashSet<TransactionHash>,
+    /// Signals for messages that retention has deleted.
+    #[serde(default)]
+    pub gone_hashes: HashSet<TransactionHash>,
+    /// Where the log begins, if that is behind the start of the batch.
+    pub log_start: Option<Offset>,
     pub wake: Option<Lane>,
 }
 

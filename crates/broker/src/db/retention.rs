@@ -286,13 +286,21 @@ pub async fn open_cycle(
     Ok((row.get(0), row.get(6)))
 }
 
+/// What one step took from the front of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortened {
+    pub outcome: StepOutcome,
+    /// Offsets that went before a group had read them, added up over the groups.
+    pub skipped: u64,
+}
+
 /// `queen.log_retention_step_v1`
 ///
 /// # Errors
 /// Whatever the database answered.
 pub async fn log_retention_step_v1(
     db: &(impl Sql + Sync), pid: PartitionId, all: Option<Timestamp>, completed: Option<Timestamp>, rows_max: i32,
-) -> Result<StepOutcome, Error> {
+) -> Result<Shortened, Error> {
     let query = "select queen.log_retention_step_v1($1, $2, $3, $4)";
     let params = [
         (&pid.0 as _, Type::UUID),
@@ -300,7 +308,7 @@ pub async fn log_retention_step_v1(
         (&completed as _, Type::TIMESTAMPTZ),
         (&rows_max as _, Type::INT4),
     ];
-    Ok(outcome("log_retention_step_v1", &db.row(query, &params).await?))
+    Ok(shortened("log_retention_step_v1", &db.row(query, &params).await?))
 }
 
 /// `queen.log_txns_purge_step_v1`
@@ -321,10 +329,10 @@ pub async fn log_txns_purge_step_v1(
 /// Whatever the database answered.
 pub async fn log_evict_max_wait_step_v1(
     db: &(impl Sql + Sync), pid: PartitionId, cutoff: Option<Timestamp>, rows_max: i32,
-) -> Result<StepOutcome, Error> {
+) -> Result<Shortened, Error> {
     let query = "select queen.log_evict_max_wait_step_v1($1, $2, $3)";
     let params = [(&pid.0 as _, Type::UUID), (&cutoff as _, Type::TIMESTAMPTZ), (&rows_max as _, Type::INT4)];
-    Ok(outcome("log_evict_max_wait_step_v1", &db.row(query, &params).await?))
+    Ok(shortened("log_evict_max_wait_step_v1", &db.row(query, &params).await?))
 }
 
 /// `queen.log_partition_cleanup_step_v1`
@@ -401,6 +409,12 @@ pub async fn purge_system_metrics(db: &(impl Sql + Sync), days: i32, rows_max: i
 
 /// A function that was replaced answers so for every partition of every cycle.
 static UNREADABLE: LazyLock<Mutex<LineLimit>> = LazyLock::new(|| Mutex::new(LineLimit::new(Duration::from_secs(60))));
+
+fn shortened(function: &'static str, row: &Row) -> Shortened {
+    let answer = row.try_get::<_, Option<Value>>(0).ok().flatten();
+    let skipped = answer.and_then(|answer| answer.get("skipped")?.as_u64()).unwrap_or(0);
+    Shortened { outcome: outcome(function, row), skipped }
+}
 
 /// A step whose answer makes no sense ends its drain: it may have deleted, but nothing says that another would.
 fn outcome(function: &'static str, row: &Row) -> StepOutcome {

@@ -11,6 +11,7 @@ use ebbtide_sweep::{Drained, End, HeldBack, PhaseReport, Report, StepOutcome, dr
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
+use metrics::counter;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +21,7 @@ use super::pacing::{Kind, Pacing, Watch, count_held_back};
 use crate::db::due::{held, log_stamps_repair_v1, log_stamps_walk_v1};
 use crate::db::kv::kv_sweep_step_v1;
 use crate::db::retention::{
-    MetricsPurged, Work, WorkList, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
+    MetricsPurged, Shortened, Work, WorkList, cleanup_worker_metrics_v1, days_before, log_evict_max_wait_step_v1,
     log_partition_cleanup_step_v1, log_retention_step_v1, log_txns_purge_step_v1, open_cycle, purge_system_metrics,
     quiet, work_list,
 };
@@ -255,8 +256,10 @@ impl Cycle<'_> {
         let has_cutoff = |work: &&Work| work.all_cutoff.is_some() || work.completed_cutoff.is_some();
         queues.extend(due().filter(has_cutoff).map(|work| work.queue_id));
         let drains = due().map(|work| {
-            self.drain(Kind::Retention, work.partition_id, |rows| {
-                log_retention_step_v1(self.db, work.partition_id, work.all_cutoff, work.completed_cutoff, rows)
+            self.drain(Kind::Retention, work.partition_id, async |rows| {
+                let (all, completed) = (work.all_cutoff, work.completed_cutoff);
+                let step = log_retention_step_v1(self.db, work.partition_id, all, completed, rows).await?;
+                Ok(counted(phase::RETENTION, step))
             })
         });
         side_by_side(drains, memory, phase).await
@@ -275,8 +278,9 @@ impl Cycle<'_> {
     /// Phase 3: what has waited longer than its queue allows.
     async fn evict(&self, works: &[Work], memory: &mut Memory, phase: &mut PhaseReport<Error>) -> ControlFlow<()> {
         let drains = works.iter().filter(|work| work.max_wait_due).map(|work| {
-            self.drain(Kind::Eviction, work.partition_id, |rows| {
-                log_evict_max_wait_step_v1(self.db, work.partition_id, work.max_wait_cutoff, rows)
+            self.drain(Kind::Eviction, work.partition_id, async |rows| {
+                let step = log_evict_max_wait_step_v1(self.db, work.partition_id, work.max_wait_cutoff, rows).await?;
+                Ok(counted(phase::EVICTION, step))
             })
         });
         side_by_side(drains, memory, phase).await
@@ -366,6 +370,14 @@ impl Cycle<'_> {
         phase.record(drained);
         MetricsSummary { system, ..summary.into_inner().expect("no holder panics") }
     }
+}
+
+/// Counts what groups will not find any more.
+fn counted(phase: &'static str, Shortened { outcome, skipped }: Shortened) -> StepOutcome {
+    if 0 < skipped {
+        counter!("ebbtide_retention_skipped_offsets_total", "phase" => phase).increment(skipped);
+    }
+    outcome
 }
 
 type Draining<'a> = BoxFuture<'a, (PartitionId, Drained<Error>)>;

@@ -35,6 +35,20 @@ async fn eviction_takes_unread_and_leased_messages_and_files_no_dead_letter() {
 }
 
 #[tokio::test]
+async fn what_groups_lose_is_counted_once_for_each() {
+    let log = Log::start().await;
+    let p = log.partition().await.segments(&[(0, 4, -2 * DAY), (5, 9, -DAY), (10, 14, 0)]).await;
+    p.cursor("none", -1).await.cursor("some", 2).await.cursor("all", 9).await;
+    let evict = async || -> serde_json::Value {
+        let query = "select queen.log_evict_max_wait_step_v1($1, $2, 1) -> 'skipped'";
+        log.sql.query_one(query, &[&p.id, &CUTOFF]).await.expect("a step").try_get(0).unwrap_or_default()
+    };
+    assert_eq!(evict().await, 7, "0 to 4 of the first, 3 and 4 of the second");
+    assert_eq!(evict().await, 10, "5 to 9 of both, and nothing again");
+    assert_eq!(evict().await, serde_json::Value::Null, "nothing went");
+}
+
+#[tokio::test]
 async fn evicting_where_no_partition_is_is_done() {
     let log = Log::start().await;
     let p = log.partition().await;

@@ -115,10 +115,12 @@ async fn the_metrics_page_tells_of_cycles() {
             "insert into queen.queues (name, max_wait_time_seconds) values ('q', 60);
              insert into queen.log_partitions (queue_id, name, last_offset) select id, 'p', 2 from queen.queues;
              insert into queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
-             select id, n, n, now() - interval '1 day', 'x' from queen.log_partitions, generate_series(0, 2) n",
+             select id, n, n, now() - interval '1 day', 'x' from queen.log_partitions, generate_series(0, 2) n;
+             insert into queen.log_consumers (partition_id, consumer_group, committed)
+             select id, 'g', 0 from queen.log_partitions",
         )
         .await
-        .expect("three old segments");
+        .expect("three old segments, one of them read");
     let sweeping = Sweeping::start(&broker.database.target);
     sweeping.trace.wait_for("DEBUG", "swept", 2).await;
     sweeping.stop().await;
@@ -129,6 +131,7 @@ async fn the_metrics_page_tells_of_cycles() {
         line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number")
     };
     assert_eq!(value("ebbtide_retention_deleted_rows_total{phase=\"eviction\"}"), 3.0);
+    assert_eq!(value("ebbtide_retention_skipped_offsets_total{phase=\"eviction\"}"), 2.0);
     assert!(value("ebbtide_retention_cycles_total{outcome=\"succeeded\"}") >= 2.0);
     assert!(value("ebbtide_retention_cycle_seconds_count") >= 2.0);
     let query = "select extract(epoch from now())::float8";

@@ -137,7 +137,14 @@ impl Bundle<'_> {
             reply.error = if !acked.success {
                 acked.error.clone()
             } else if acked.unresolved_hashes.contains(&element.hash) {
-                Some("unresolvable: the transaction id is not known in this partition".to_owned())
+                Some(match acked.log_start {
+                    Some(start) => format!(
+                        "unresolvable: the message is gone, or never was here: retention has deleted what is below offset {start}"
+                    ),
+                    None => "unresolvable: the transaction id is not known in this partition".to_owned(),
+                })
+            } else if !acked.dlq && !completed && acked.gone_hashes.contains(&element.hash) {
+                Some("gone: retention has deleted the message, so it will not be delivered again".to_owned())
             } else if !completed && acked.stale_hashes.contains(&element.hash) {
                 Some("already committed: the message is behind the cursor".to_owned())
             } else {
