@@ -13,6 +13,7 @@ use tokio_postgres::config::SslMode;
 
 use crate::auth::Settings as Auth;
 use crate::db::Statements;
+use crate::quota::Limits;
 use crate::seal::Key;
 use raw::{GivenDatabase, GivenRetention, GivenServer};
 pub use raw::{RawAuth, RawConfig, RawDatabase, RawMessaging, RawRetention, RawServer, UNBUILT, UNBUILT_FAMILIES};
@@ -152,6 +153,7 @@ pub struct Messaging {
     pub subscription_mode: SubscriptionMode,
     pub pop_wait: PopWait,
     pub ephemeral: Ephemeral,
+    pub quotas: Limits,
 }
 
 /// Bounds of the messages in memory.

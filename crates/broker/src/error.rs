@@ -75,6 +75,12 @@ pub enum Error {
     /// An operator has paused what the request needs; the text is the client's code for that.
     #[error("{0}: paused by an operator")]
     Paused(String),
+    /// More was asked for than this server lets through.
+    #[error("too many {what} a second; try again in {} s", seconds(*.wait))]
+    RateLimited { what: &'static str, wait: Duration },
+    /// A store has as many rows as it may; the code is the client's.
+    #[error("{text}")]
+    QuotaExceeded { code: &'static str, text: String },
     /// A timer lies further ahead than timers may.
     #[error("{0}")]
     HorizonExceeded(String),
@@ -112,6 +118,11 @@ fn describe(error: &tokio_postgres::Error) -> String {
     }
 }
 
+/// Whole ones, rounded up.
+fn seconds(wait: Duration) -> u64 {
+    wait.as_secs() + u64::from(wait.subsec_nanos() != 0)
+}
+
 impl Error {
     /// A field that is out of range, or not of its type.
     pub fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
@@ -123,13 +134,13 @@ impl Error {
         match self {
             Self::Invalid { .. } | Self::Missing(_) | Self::BadBody(_) => StatusCode::BAD_REQUEST,
             Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
-            Self::Forbidden | Self::HorizonExceeded(_) => StatusCode::FORBIDDEN,
+            Self::Forbidden | Self::HorizonExceeded(_) | Self::QuotaExceeded { .. } => StatusCode::FORBIDDEN,
             Self::KeysUnavailable | Self::Overloaded(_) | Self::NotSpooled(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Self::Busy | Self::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Duplicate(_) | Self::AckRejected(_) | Self::KvUnmet(_) => StatusCode::OK,
             Self::Paused(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Pool
@@ -145,6 +156,17 @@ impl Error {
             | Self::ClaimLost
             | Self::Disconnected
             | Self::Db(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// After how many seconds a client should try again, where that is known.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::RateLimited { wait, .. } => Some(seconds(*wait)),
+            error if matches!(error.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
+                Some(1)
+            }
+            _ => None,
         }
     }
 

@@ -57,6 +57,7 @@ use crate::bundle::{Bundler, Limits};
 use crate::db::Db;
 use crate::ephemeral::{Ephemeral, Settings as EphemeralSettings};
 use crate::error::Error;
+use crate::quota::{Limits as QuotaLimits, Quotas};
 use crate::seal::{Sealer, Sealing};
 use crate::spool::{Settings as SpoolSettings, Spool};
 use crate::switches::Switches;
@@ -96,6 +97,8 @@ pub struct Settings {
     pub spool: Option<SpoolSettings>,
     /// Bounds of ephemeral queues.
     pub ephemeral: EphemeralSettings,
+    /// Bounds of key/value, timers and ephemeral pushes.
+    pub quotas: QuotaLimits,
 }
 
 /// A waiting pop looks again after `initial`, `threshold` times; then each pause is `multiplier`
@@ -129,6 +132,7 @@ impl Default for Settings {
             auth: None,
             spool: None,
             ephemeral: EphemeralSettings::default(),
+            quotas: QuotaLimits::default(),
         }
     }
 }
@@ -147,6 +151,8 @@ pub struct App {
     pub ephemeral: Arc<Ephemeral>,
     /// What operators have paused.
     pub switches: Switches,
+    /// What the stores beside the queues may hold, and how often they may be asked.
+    pub quotas: Quotas,
     /// What encrypts payloads at rest, and which queues want it.
     pub sealing: Arc<Sealing>,
     /// `None` when requests need no token.
@@ -181,6 +187,7 @@ impl App {
         let autopilot = pop::Autopilot::default();
         let ephemeral = Arc::new(Ephemeral::new(settings.ephemeral));
         let switches = Switches::default();
+        let quotas = Quotas::new(settings.quotas);
         Ok(Arc::new(Self {
             db,
             settings,
@@ -190,6 +197,7 @@ impl App {
             spool,
             ephemeral,
             switches,
+            quotas,
             sealing,
             auth,
             bodies,
@@ -314,8 +322,8 @@ fn failed(error: &Error) -> Response {
         metrics::failed(error);
     }
     let mut response = (status, axum::Json(serde_json::json!({"error": error.to_string()}))).into_response();
-    if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    if let Some(seconds) = error.retry_after() {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }

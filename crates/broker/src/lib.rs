@@ -12,6 +12,7 @@ pub mod error;
 pub mod http;
 pub mod id;
 pub mod logging;
+pub mod quota;
 pub mod retention;
 pub mod seal;
 pub mod segment;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::info;
 
-use crate::db::Db;
 use crate::db::system::{system_switch_v1, system_switches_v1};
+use crate::db::{Conn, Db};
 use crate::error::Error;
 
 /// What an operator can pause.
@@ -60,8 +60,8 @@ impl Switches {
     ///
     /// # Errors
     /// Whatever the database answers.
-    pub async fn refresh(&self, db: &Db) -> Result<(), Error> {
-        let on = system_switches_v1(&db.conn().await?).await?;
+    pub async fn refresh(&self, conn: &Conn) -> Result<(), Error> {
+        let on = system_switches_v1(conn).await?;
         SWITCHES.iter().for_each(|switch| self.learn(*switch, on.iter().any(|key| key == switch.key())));
         Ok(())
     }

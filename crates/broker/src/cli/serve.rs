@@ -231,6 +231,7 @@ fn http_settings(server: &Server, messaging: &Messaging, retention: &Retention) 
             retry_limit: messaging.ephemeral.retry_limit,
             idle: Duration::from_secs(messaging.ephemeral.idle_seconds),
         },
+        quotas: messaging.quotas,
         ..Settings::default()
     }
 }

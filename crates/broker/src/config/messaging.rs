@@ -2,6 +2,7 @@
 
 use super::raw::GivenMessaging;
 use super::{Ephemeral, Findings, Messaging, PopWait, SubscriptionMode};
+use crate::quota::Limits;
 
 pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging {
     let GivenMessaging {
@@ -17,6 +18,12 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
         pop_wait_backoff_threshold,
         pop_wait_backoff_multiplier,
         pop_wait_max_interval_ms,
+        kv_max_rows,
+        timers_max_rows,
+        kv_read_rate,
+        kv_write_rate,
+        timers_rate,
+        ephemeral_rate,
         ephemeral_max_bytes,
         ephemeral_queue_max_bytes,
         ephemeral_queue_max_length,
@@ -39,6 +46,14 @@ pub(super) fn check(given: GivenMessaging, findings: &mut Findings) -> Messaging
             backoff_threshold: pop_wait_backoff_threshold.read_u64(findings),
             backoff_multiplier: pop_wait_backoff_multiplier.read(findings),
             max_interval_ms: pop_wait_max_interval_ms.read_u64(findings),
+        },
+        quotas: Limits {
+            kv_rows: kv_max_rows.read_u64(findings),
+            timer_rows: timers_max_rows.read_u64(findings),
+            kv_reads: kv_read_rate.read_u64(findings),
+            kv_writes: kv_write_rate.read_u64(findings),
+            timer_writes: timers_rate.read_u64(findings),
+            ephemeral_messages: ephemeral_rate.read_u64(findings),
         },
         ephemeral: Ephemeral {
             bytes_max: ephemeral_max_bytes.read_usize(findings),

@@ -255,6 +255,18 @@ settings! {
     /// Longest such interval.
     pop_wait_max_interval_ms = "POP_WAIT_MAX_INTERVAL_MS": Int { default: 1000, min: 1, max: 60_000, unit: "ms" };
 
+    /// Values by key beyond which none is added, by the database's statistics; 0 is no limit.
+    kv_max_rows = "QUEEN_KV_MAX_ROWS": Int { default: 0, min: 0, max: 1_000_000_000_000, unit: "rows" };
+    /// Pending timers beyond which none is scheduled, by the database's statistics; 0 is no limit.
+    timers_max_rows = "QUEEN_TIMERS_MAX_ROWS": Int { default: 0, min: 0, max: 1_000_000_000_000, unit: "rows" };
+    /// Key/value reads a second that this server carries out, with twice that at once; the rest gets 429. 0 is no limit.
+    kv_read_rate = "QUEEN_KV_READ_RATE": Int { default: 0, min: 0, max: 1_000_000_000, unit: "/s" };
+    /// Key/value writes a second, in the same way.
+    kv_write_rate = "QUEEN_KV_WRITE_RATE": Int { default: 0, min: 0, max: 1_000_000_000, unit: "/s" };
+    /// Timers scheduled a second, in the same way.
+    timers_rate = "QUEEN_TIMERS_RATE": Int { default: 0, min: 0, max: 1_000_000_000, unit: "/s" };
+    /// Messages pushed to ephemeral queues a second, in the same way.
+    ephemeral_rate = "QUEEN_EPHEMERAL_RATE": Int { default: 0, min: 0, max: 1_000_000_000, unit: "/s" };
     /// Memory of all ephemeral queues of a server; a push beyond it gets 503.
     ephemeral_max_bytes = "QUEEN_EPHEMERAL_MAX_BYTES": Int { default: 268_435_456, min: 65_536, max: 1_099_511_627_776, unit: "bytes" };
     /// Memory of an ephemeral queue that says nothing else.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tokio_postgres::Client;
 use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
 
 use super::Sql;
 use crate::error::Error;
@@ -49,6 +49,37 @@ pub async fn sample(db: &(impl Sql + Sync), own: &[i32]) -> Result<Sample, Error
         replication_lag_bytes: count(2),
         dead_rows: count(3),
         live_rows: count(4),
+    })
+}
+
+/// What the stores beside the queues hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub kv_rows: u64,
+    pub kv_bytes: u64,
+    pub timer_rows: u64,
+    pub timer_bytes: u64,
+}
+
+/// Rows by the database's statistics, which are some seconds late; bytes with indexes and dead rows. Nothing is counted.
+///
+/// # Errors
+/// Whatever the database answered.
+pub async fn usage(db: &(impl Sql + Sync)) -> Result<Usage, Error> {
+    // After a crash the statistics are gone, and what the last vacuum or analyze saw is left.
+    let query = "select greatest(coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), c.reltuples::bigint), 0),
+               pg_total_relation_size(c.oid)
+          from unnest(array['queen.kv', 'queen.log_timers']) with ordinality as t (name, at)
+          join pg_class c on c.oid = t.name::regclass
+         order by t.at";
+    let rows = db.rows(query, &[]).await?;
+    let [kv, timers] = rows.as_slice() else { return Err(Error::Corrupt("a store has no table".to_owned())) };
+    let count = |row: &Row, column: usize| u64::try_from(row.get::<_, i64>(column)).unwrap_or(0);
+    Ok(Usage {
+        kv_rows: count(kv, 0),
+        kv_bytes: count(kv, 1),
+        timer_rows: count(timers, 0),
+        timer_bytes: count(timers, 1),
     })
 }
 

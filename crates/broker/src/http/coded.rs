@@ -34,7 +34,7 @@ impl From<Error> for Refusal {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Coded {
     /// What clients match: `kv_bad_request`, `timers_bad_request`, `payload_too_large`, `timer_horizon_exceeded`,
-    /// `kv_disabled`, `timers_disabled`, `kv_unavailable`, `timers_unavailable`, `kv_failed` or `timers_failed`.
+    /// `rate_limited`, `kv_quota_exceeded`, `timers_quota_exceeded`, `kv_disabled`, `timers_disabled`, `kv_unavailable`, `timers_unavailable`, `kv_failed` or `timers_failed`.
     error: String,
     /// The same, or more exact: `kv_expiry_not_specified`, `kv_duplicate_key_in_call`, `timers_duplicate_key_in_call`.
     reason: String,
@@ -50,8 +50,9 @@ impl Refusal {
         }
         let reason = self.reason.unwrap_or(&code).to_owned();
         let mut answer = (status, Json(Coded { reason, detail: self.error.to_string(), error: code })).into_response();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let again = self.error.retry_after().or((status == StatusCode::SERVICE_UNAVAILABLE).then_some(1));
+        if let Some(seconds) = again {
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         answer
     }
@@ -67,6 +68,8 @@ fn code(feature: Feature, error: &Error) -> (StatusCode, String) {
         Error::TooLarge(_) => (status, "payload_too_large".to_owned()),
         Error::HorizonExceeded(_) => (status, "timer_horizon_exceeded".to_owned()),
         Error::Paused(code) => (status, code.clone()),
+        Error::RateLimited { .. } => (status, "rate_limited".to_owned()),
+        Error::QuotaExceeded { code, .. } => (status, (*code).to_owned()),
         Error::Pool
         | Error::Disconnected
         | Error::StatementTimeout

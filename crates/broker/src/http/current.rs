@@ -9,6 +9,7 @@ use tracing::debug;
 
 use super::App;
 use super::ephemeral::options;
+use crate::db::Conn;
 use crate::db::system::ephemeral_declared_v1;
 use crate::error::Error;
 use crate::id::DEFAULT_TENANT;
@@ -24,12 +25,20 @@ impl App {
     /// # Errors
     /// Whatever the database answers.
     pub async fn refresh(&self) -> Result<(), Error> {
-        self.switches.refresh(&self.db).await?;
+        self.refresh_on(&self.db.conn().await?).await
+    }
+
+    /// The same on a connection of the caller, who may have the only one.
+    ///
+    /// # Errors
+    /// Whatever the database answers.
+    pub async fn refresh_on(&self, conn: &Conn) -> Result<(), Error> {
+        self.switches.refresh(conn).await?;
         self.obey();
-        let declared = ephemeral_declared_v1(&self.db.conn().await?, DEFAULT_TENANT, DECLARED_MAX).await?;
+        let declared = ephemeral_declared_v1(conn, DEFAULT_TENANT, DECLARED_MAX).await?;
         let declared: Vec<_> = declared.into_iter().map(|queue| (queue.name.clone(), options::of(&queue))).collect();
         self.ephemeral.declare_all(&declared);
-        Ok(())
+        self.quotas.refresh(conn).await
     }
 
     fn obey(&self) {

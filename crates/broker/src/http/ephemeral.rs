@@ -181,6 +181,7 @@ async fn push(State(app): State<Arc<App>>, body: RawBody) -> Result<(StatusCode,
     };
     let payloads = messages.iter().enumerate().map(payload).collect::<Result<Vec<_>, Failure>>()?;
     let pushed = payloads.len();
+    app.quotas.admit_ephemeral(pushed as u64)?;
     if pushed != 0 {
         app.ephemeral.push(queue, partition, payloads)?;
     }

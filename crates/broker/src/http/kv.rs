@@ -22,6 +22,7 @@ use super::coded::{Coded, Feature, Refusal};
 use super::json::Operations;
 use crate::db::kv::{Done, Kind, Op, Row, Unmet, kv_apply_v1};
 use crate::error::Error;
+use crate::quota::KvDemand;
 pub(super) use described::Operation;
 pub(super) use request::{Limits, ops};
 
@@ -145,8 +146,9 @@ struct Answer {
 /// Carries out operations in their order, in one transaction.
 #[utoipa::path(
     post, path = "/api/v1/kv", request_body = Operations<Operation>,
-    responses((status = 200, body = Answer), (status = 400, body = Coded), (status = 413, body = Coded),
-        (status = 500, body = Coded), (status = 503, body = Coded))
+    responses((status = 200, body = Answer), (status = 400, body = Coded), (status = 403, body = Coded),
+        (status = 413, body = Coded), (status = 429, body = Coded), (status = 500, body = Coded),
+        (status = 503, body = Coded))
 )]
 async fn batch(State(app): State<Arc<App>>, body: Result<RawBody, Error>) -> Response {
     match carry_out(&app, body).await {
@@ -186,6 +188,7 @@ async fn carry_out(app: &App, body: Result<RawBody, Error>) -> Result<Answer, Re
 }
 
 async fn apply(app: &App, ops: &[Op]) -> Result<Vec<Done>, Error> {
+    app.quotas.admit_kv(demand(ops))?;
     let conn = app.db.conn().await?;
     let mut tries = 1;
     loop {
@@ -197,6 +200,19 @@ async fn apply(app: &App, ops: &[Op]) -> Result<Vec<Done>, Error> {
             result => return result,
         }
     }
+}
+
+/// What the quotas are asked for.
+pub(super) fn demand(ops: &[Op]) -> KvDemand {
+    let mut demand = KvDemand::default();
+    for op in ops {
+        match op.kind {
+            Kind::Get | Kind::GetMany | Kind::GetPrefix => demand.reads += 1,
+            Kind::Put | Kind::Incr => (demand.writes, demand.adds) = (demand.writes + 1, true),
+            Kind::Delete => demand.writes += 1,
+        }
+    }
+    demand
 }
 
 /// # Errors

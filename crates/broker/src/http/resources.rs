@@ -23,6 +23,7 @@ use crate::db::resources::{
     Filter, Label, Labelled, Page, log_depth_v1, log_label_list_v1, log_overview_v1, log_partition_list_v1,
     log_queue_list_v1,
 };
+use crate::db::space::{Usage, usage};
 use crate::error::Error;
 use crate::id::{DEFAULT_TENANT, checked_name};
 use counted::{Everything, LabelCounts, PartitionRow, QueueDetail, QueueRow};
@@ -56,11 +57,13 @@ struct Queues<'a> {
     /// On all pages.
     total: i64,
     pagination: Slice,
-    // Counting rows of stores that have no counters would be a scan.
-    kv_rows: Option<i64>,
-    kv_bytes: Option<i64>,
-    timer_rows: Option<i64>,
-    timer_bytes: Option<i64>,
+    /// Values stored by key, by the database's statistics.
+    kv_rows: u64,
+    /// Bytes of their table, with indexes and dead rows.
+    kv_bytes: u64,
+    /// Timers that have not fired.
+    timer_rows: u64,
+    timer_bytes: u64,
 }
 
 /// Lists queues with their counts, newest first.
@@ -78,14 +81,15 @@ async fn queues(State(app): State<Arc<App>>, params: Params) -> Result<Response,
     let pagination = params.slice()?;
     let conn = app.db.conn().await?;
     let page = log_queue_list_v1(&conn, &filter, pagination.limit, pagination.offset, DEFAULT_TENANT).await?;
+    let Usage { kv_rows, kv_bytes, timer_rows, timer_bytes } = usage(&conn).await?;
     let queues = Queues {
         queues: page.rows.iter().map(QueueRow::from).collect(),
         total: page.found,
         pagination,
-        kv_rows: None,
-        kv_bytes: None,
-        timer_rows: None,
-        timer_bytes: None,
+        kv_rows,
+        kv_bytes,
+        timer_rows,
+        timer_bytes,
     };
     Ok(Json(queues).into_response())
 }

@@ -100,7 +100,7 @@ struct Answer {
 #[utoipa::path(
     post, path = "/api/v1/timers", request_body = Operations<Operation>,
     responses((status = 200, body = Answer), (status = 400, body = Coded), (status = 403, body = Coded),
-        (status = 413, body = Coded), (status = 500, body = Coded), (status = 503, body = Coded))
+        (status = 413, body = Coded), (status = 429, body = Coded), (status = 500, body = Coded), (status = 503, body = Coded))
 )]
 async fn batch(State(app): State<Arc<App>>, producer: Producer, body: Result<RawBody, Error>) -> Response {
     match carry_out(&app, &producer, body).await {
@@ -116,7 +116,7 @@ fn refused(error: Error) -> Response {
 async fn carry_out(app: &App, producer: &Producer, body: Result<RawBody, Error>) -> Result<Vec<Element>, Error> {
     let RawBody(body) = body?;
     let drafts = drafts(&Operations::<()>::read(&body)?)?;
-    let mut tries = 1;
+    let (mut tries, mut is_admitted) = (1, false);
     loop {
         let ops = match sealed(&drafts, &app.sealing, producer.0.as_ref()) {
             Ok(ops) => ops,
@@ -128,6 +128,9 @@ async fn carry_out(app: &App, producer: &Producer, body: Result<RawBody, Error>)
             }
             Err(_) => return Err(Error::EncryptionChanged),
         };
+        if !std::mem::replace(&mut is_admitted, true) {
+            app.quotas.admit_timers(demand(&ops))?;
+        }
         match apply(app, &ops).await {
             Err(Error::EncryptionChanged) if tries < TRIES_MAX => {
                 drafts.iter().for_each(|draft| app.sealing.forget(draft.queue()));
@@ -148,6 +151,11 @@ async fn apply(app: &App, ops: &[Op]) -> Result<Vec<Done>, Error> {
     let done = log_timers_apply_v1(&app.db.conn().await?, ops).await?;
     ring(app, ops);
     Ok(done)
+}
+
+/// What the quotas are asked for: cancelling is free.
+pub(super) fn demand(ops: &[Op]) -> u64 {
+    ops.iter().filter(|op| matches!(op, Op::Schedule(_))).count() as u64
 }
 
 /// Has this server look when the first of `ops`, committed, comes due.

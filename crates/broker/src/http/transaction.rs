@@ -99,7 +99,7 @@ async fn try_carry_out(
     app: &App, producer: &Producer, body: RawBody, steps: &mut usize,
 ) -> Result<(Plan, Committed), Error> {
     let RawBody(body) = body;
-    let mut tries = 1;
+    let (mut tries, mut is_admitted) = (1, false);
     loop {
         let mut plan = match planned(app, producer, body.clone()).await? {
             Planned::Plan(plan) => plan,
@@ -112,6 +112,10 @@ async fn try_carry_out(
             Planned::Unknown(_) => return Err(Error::EncryptionChanged),
         };
         *steps = plan.steps.len();
+        if !std::mem::replace(&mut is_admitted, true) {
+            app.quotas.admit_kv(kv::demand(&plan.transaction.kv))?;
+            app.quotas.admit_timers(timers::demand(&plan.transaction.timers))?;
+        }
         let conn = app.db.conn().await?;
         match commit(&conn, &mut plan).await {
             Err(Error::EncryptionChanged) if tries < TRIES_MAX => {
@@ -262,6 +266,8 @@ fn refused(id: Uuid, error: &Error, steps: usize) -> Response {
         Error::KvUnmet(_) => "kv_precondition",
         Error::HorizonExceeded(_) => "timer_horizon_exceeded",
         Error::Paused(code) => code,
+        Error::RateLimited { .. } => "rate_limited",
+        Error::QuotaExceeded { code, .. } => code,
         _ if status == StatusCode::BAD_REQUEST => "bad_request",
         _ => "db_error",
     };

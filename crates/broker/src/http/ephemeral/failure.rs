@@ -15,20 +15,25 @@ pub(in crate::http) struct Failure {
     status: StatusCode,
     code: &'static str,
     text: String,
+    retry_after: u64,
 }
 
 impl Failure {
+    fn new(status: StatusCode, code: &'static str, text: String) -> Self {
+        Self { status, code, text, retry_after: 1 }
+    }
+
     pub(super) fn paused(text: String) -> Self {
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, code: "ephemeral_disabled", text }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ephemeral_disabled", text)
     }
 
     pub(super) fn unknown_queue() -> Self {
         let text = "there is no such ephemeral queue on this server".to_owned();
-        Self { status: StatusCode::NOT_FOUND, code: "ephemeral_queue_not_found", text }
+        Self::new(StatusCode::NOT_FOUND, "ephemeral_queue_not_found", text)
     }
 
     pub(super) fn bad(text: String) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, code: "ephemeral_bad_request", text }
+        Self::new(StatusCode::BAD_REQUEST, "ephemeral_bad_request", text)
     }
 }
 
@@ -38,13 +43,17 @@ impl From<Error> for Failure {
         if error.is_away() {
             metrics::failed(&error);
             let text = "the database that keeps the options does not answer".to_owned();
-            return Self { status: StatusCode::SERVICE_UNAVAILABLE, code: "ephemeral_unavailable", text };
+            return Self::new(StatusCode::SERVICE_UNAVAILABLE, "ephemeral_unavailable", text);
         }
         if status.is_server_error() {
             metrics::failed(&error);
         }
-        let code = if status.is_client_error() { "ephemeral_bad_request" } else { "ephemeral_unavailable" };
-        Self { status, code, text: error.to_string() }
+        let code = match &error {
+            Error::RateLimited { .. } => "rate_limited",
+            _ if status.is_client_error() => "ephemeral_bad_request",
+            _ => "ephemeral_unavailable",
+        };
+        Self { status, code, text: error.to_string(), retry_after: error.retry_after().unwrap_or(1) }
     }
 }
 
@@ -72,16 +81,16 @@ impl From<Refusal> for Failure {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_limited", text)
             }
         };
-        Self { status, code, text }
+        Self::new(status, code, text)
     }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let Self { status, code, text } = self;
+        let Self { status, code, text, retry_after } = self;
         let mut response = (status, Json(serde_json::json!({"error": text, "code": code}))).into_response();
         if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after));
         }
         response
     }
