@@ -155,6 +155,14 @@ impl Db {
         if !self.is_open.load(Ordering::Acquire) {
             return Err(Error::Pool);
         }
+        self.early_conn().await
+    }
+
+    /// A connection for what has to be done before others may have one.
+    ///
+    /// # Errors
+    /// As [`Db::conn`].
+    pub async fn early_conn(&self) -> Result<Conn, Error> {
         match self.pool.get().await {
             Ok(object) => Ok(Conn {
                 object: Some(object),

@@ -162,9 +162,10 @@ async fn bring_up(config: &Config, opened: &Opened, app: &Arc<App>, stop: &Cance
         let prepared = async {
             database::prepare_schema(opened, config.database.apply_schema).await?;
             app.db.cap(&opened.work).await?;
+            // A request must not pass a switch that this server has not heard of yet.
+            app.refresh_on(&app.db.early_conn().await?).await?;
             app.spool.expect(true);
             app.db.let_in();
-            app.refresh().await?;
             warn_about_clear_text(app).await
         };
         let prepared = tokio::select! {
