@@ -220,6 +220,8 @@ async def maintenance_spools_pushes_and_hides_messages(bench):
         same((await admin.set_pop_maintenance_mode(True))["popMaintenanceMode"], True, "pops, too")
         same((await admin.get_pop_maintenance_mode())["popMaintenanceMode"], True, "as it says")
         same(await leased(bench, name, 10), [], "nothing is found")
+        conflating = bench.client.queue(name).partition("p").group("newest").conflation().wait(False)
+        same(await conflating.pop(), [], "and conflation is not taken for unknown")
     finally:
         await admin.set_maintenance_mode(False)
         await admin.set_pop_maintenance_mode(False)

@@ -50,6 +50,12 @@ async fn pops_find_nothing_until_it_is_over() {
     assert_eq!(body["popMaintenanceMode"], true);
     assert_eq!(t.get("/api/v1/system/maintenance/pop").await.1["popMaintenanceMode"], true);
     assert_eq!(t.get("/api/v1/pop/queue/q").await.0, 204);
+    for wait in ["", "&wait=true&timeout=100"] {
+        let path = format!("/api/v1/pop/queue/q?consumerGroup=g&conflation=true{wait}");
+        let (status, body) = t.get(&path).await;
+        let said = (&body["messages"], &body["paused"], &body["conflation"]);
+        assert_eq!((status, said), (200, (&json!([]), &json!(true), &json!(true))), "{body}");
+    }
     assert_eq!(t.get("/api/v1/pop/queue/q?wait=true&timeout=200").await.0, 204);
     let url = format!("{}/api/v1/pop/queue/q?wait=true&timeout=60000", t.url);
     let waiting = tokio::spawn(async move { reqwest::get(url).await.expect("answers").status() });

@@ -123,7 +123,9 @@ async fn respond(app: &Arc<App>, command: Result<Pop, Error>) -> Response {
             }
             counter!("ebbtide_pop_empty_total").increment(1);
             match conflation {
-                Some(conflation) if conflation.is_said() => answer::nothing(&pop, conflation),
+                Some(conflation) if conflation.is_said() => answer::nothing(&pop, conflation.text()),
+                // Without a word a client would take this for a server that knows no conflation.
+                None if pop.claim.conflation => answer::nothing(&pop, answer::PAUSED),
                 _ => StatusCode::NO_CONTENT.into_response(),
             }
         }

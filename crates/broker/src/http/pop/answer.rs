@@ -45,8 +45,11 @@ pub(super) async fn found(sealer: &Sealer, pop: &Pop, mut leased: Leased) -> Res
     Ok(response)
 }
 
-/// The 200 answer without messages: how the group is given messages has to be said.
-pub(super) fn nothing(pop: &Pop, conflation: Conflation) -> Response {
+/// The part of an answer without messages that says why there are none: nobody was asked.
+pub(super) const PAUSED: &str = r#","conflation":true,"paused":true"#;
+
+/// The 200 answer without messages, where `said` has to be said: how the group is given messages.
+pub(super) fn nothing(pop: &Pop, said: &str) -> Response {
     let mut out = Vec::new();
     out.extend_from_slice(br#"{"success":true,"queue":"#);
     put_text(
@@ -57,7 +60,7 @@ pub(super) fn nothing(pop: &Pop, conflation: Conflation) -> Response {
     put_text(&mut out, &pop.claim.group);
     put(&mut out, r#","partitionsClaimed":0,"messages":[]"#);
     put(&mut out, &autopilot(pop).unwrap_or_default());
-    put(&mut out, conflation.text());
+    put(&mut out, said);
     out.push(b'}');
     let mut response = HttpResponse::new(Body::from(out));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -31,6 +31,9 @@ pub(super) struct Popped {
     /// There if the group's subscription says something else about conflation than the request.
     #[schema(required = false)]
     conflation_conflict: bool,
+    /// There if conflation was asked for while pops are paused, so that no group was looked at.
+    #[schema(required = false)]
+    paused: bool,
 }
 
 /// In order of its partition.
