@@ -12,7 +12,10 @@ const BUILD_ROWS: i64 = 200_000;
 
 /// Makes a queue without retention, with `partitions` partitions named as the load names them.
 pub async fn make_queue(client: &Client, queue: &str, partitions: i64) -> Result<Uuid, Error> {
-    let insert = "insert into queen.queues (name, dedup_window_seconds) values ($1, 86400) returning id";
+    // The window of rule 2 keeps the sidecar, while rules are off; a window for duplicates as long would have pushes look
+    // through all of it.
+    let insert = "insert into queen.queues (name, dedup_window_seconds, completed_retention_seconds)
+        values ($1, 900, 86400) returning id";
     let id: Uuid = client.query_one(insert, &[&queue]).await?.get(0);
     let insert = "insert into queen.log_partitions (queue_id, name, oldest_live_at, oldest_txn_at)
         select $1, 'p' || lpad(n::text, 5, '0'), null, null from generate_series(0, $2::bigint - 1) n";
@@ -62,7 +65,7 @@ pub async fn retain_an_hour(client: &Client, queue: Uuid) -> Result<(), Error> {
 
 /// Switches rule 1 on with this window.
 pub async fn retain(client: &Client, queue: Uuid, seconds: i32) -> Result<(), Error> {
-    let update = "update queen.queues set retention_enabled = true, retention_seconds = $2, dedup_window_seconds = 900
+    let update = "update queen.queues set retention_enabled = true, retention_seconds = $2, completed_retention_seconds = 0
         where id = $1";
     client.execute(update, &[&queue, &seconds]).await.map(drop)
 }

@@ -15,7 +15,7 @@ use crate::db::bench::retention as db;
 
 /// How long data may take to go.
 const GONE_WAIT: Duration = Duration::from_secs(600);
-/// How long is pushed before anything is measured: the first pushes to a partition read its recent ids.
+/// How long is pushed before anything is measured, for caches and connections to be as they stay.
 const WARM_UP: Duration = Duration::from_secs(5);
 /// How long the hot partition is pushed to as fast as it takes, to know what half of that is.
 const SATURATION: Duration = Duration::from_secs(5);
