@@ -16,7 +16,8 @@ use crate::outcome::{ClaimRequest, Completion, DeadLetterReason, Failure, Reclai
 
 // The innermost query locks one row at a time as the limit around it asks for more, so that no row is locked that
 // is not claimed; materialized, so that it runs once. The recursive part skips from one priority to the next, and
-// within a priority the due jobs are one range of the index: jobs of the future cost nothing.
+// within a priority the due jobs are one range of the index: jobs of the future cost nothing. The update takes an array
+// of ids: the planner expects a tenth of all jobs of a limit that it cannot see, and would read the table to join them.
 const CLAIM: &str = concat!(
     "with due as materialized (
         select k.id
@@ -45,7 +46,7 @@ const CLAIM: &str = concat!(
        set status = 'running', attempt = j.attempt + 1, started_at = statement_timestamp(),
            locked_by = $3, locked_until = statement_timestamp() + $4 * interval '1 microsecond',
            last_heartbeat_at = null, dispatch_token = gen_random_uuid(), updated_at = statement_timestamp()
-      from due where j.id = due.id
+     where j.id = any(array(select due.id from due))
     returning ",
     row::columns!()
 );
@@ -159,20 +160,39 @@ pub(super) async fn release(sql: &impl Sql, claim: &Claim) -> Result<(), Error> 
     write_owned(sql, RELEASE, claim, &[]).await
 }
 
-// The checkpoints go only with a status that was flipped here, and both in this one statement.
-const COMPLETE: &str = concat!(
-    "with done as (
-        update ebbtide_jobs.jobs j
-           set status = 'completed', result = c.result, completed_at = statement_timestamp(), ",
-    unlocked!(),
-    "     from unnest($1::uuid[], $2::text[], $3::uuid[], $4::bytea[], $5::boolean[])
-               as c (id, worker, token, result, deletes)
-         where j.id = c.id and j.locked_by = c.worker and j.dispatch_token = c.token and j.status = 'running'
-        returning j.id, j.fan_out_id, j.status, c.deletes),
-    gone as (
-        delete from ebbtide_jobs.checkpoints p using done where done.deletes and p.job_id = done.id), ",
-    tallied!(),
-    " select id, null::text as queue from done union all select null, queue from woken"
+/// Completes the runs of a list `c`, those of `c` that are named by `$ids`. The checkpoints go only with a status that
+/// was flipped here, and both in this one statement.
+macro_rules! complete {
+    ($list:literal, $ids:literal) => {
+        concat!(
+            "with done as (
+                update ebbtide_jobs.jobs j
+                   set status = 'completed', result = c.result, completed_at = statement_timestamp(), ",
+            unlocked!(),
+            " from ",
+            $list,
+            " where ",
+            $ids,
+            " and j.id = c.id and j.locked_by = c.worker and j.dispatch_token = c.token and j.status = 'running'
+                returning j.id, j.fan_out_id, j.status, c.deletes),
+            gone as (
+                delete from ebbtide_jobs.checkpoints p using done where done.deletes and p.job_id = done.id), ",
+            tallied!(),
+            " select id, null::text as queue from done union all select null, queue from woken"
+        )
+    };
+}
+
+// An array from a subquery is looked up by index, however many the planner takes a thousand rows to be.
+const COMPLETE: &str = complete!(
+    "unnest($1::uuid[], $2::text[], $3::uuid[], $4::bytea[], $5::boolean[]) as c (id, worker, token, result, deletes)",
+    "j.id = any(array(select unnest($1::uuid[])))"
+);
+
+// One run by itself: a plan that suits every value is kept, where each list would be planned anew.
+const COMPLETE_ONE: &str = complete!(
+    "(select $1::uuid as id, $2::text as worker, $3::uuid as token, $4::bytea as result, $5::boolean as deletes) as c",
+    "j.id = $1"
 );
 
 /// Whether each completion was written: those whose claim is over are not, and have no effect of any kind.
@@ -181,14 +201,26 @@ pub(super) async fn complete(sql: &impl Sql, completions: &[Completion]) -> Resu
     fn each<'a, T>(completions: &'a [Completion], f: impl Fn(&'a Completion) -> T) -> Vec<T> {
         completions.iter().map(f).collect()
     }
-    let params = [
-        (&each(completions, |c| c.claim.job_id.as_uuid()) as _, Type::UUID_ARRAY),
-        (&each(completions, |c| c.claim.worker.as_str()) as _, Type::TEXT_ARRAY),
-        (&each(completions, |c| c.claim.token.0) as _, Type::UUID_ARRAY),
-        (&each(completions, |c| c.result.as_deref()) as _, Type::BYTEA_ARRAY),
-        (&each(completions, |c| c.delete_checkpoints) as _, Type::BOOL_ARRAY),
-    ];
-    let rows = sql.rows(COMPLETE, &params).await?;
+    let rows = if let [one] = completions {
+        let (id, worker, token) = (one.claim.job_id.as_uuid(), one.claim.worker.as_str(), one.claim.token.0);
+        let params = [
+            (&id as _, Type::UUID),
+            (&worker as _, Type::TEXT),
+            (&token as _, Type::UUID),
+            (&one.result as _, Type::BYTEA),
+            (&one.delete_checkpoints as _, Type::BOOL),
+        ];
+        sql.rows(COMPLETE_ONE, &params).await?
+    } else {
+        let params = [
+            (&each(completions, |c| c.claim.job_id.as_uuid()) as _, Type::UUID_ARRAY),
+            (&each(completions, |c| c.claim.worker.as_str()) as _, Type::TEXT_ARRAY),
+            (&each(completions, |c| c.claim.token.0) as _, Type::UUID_ARRAY),
+            (&each(completions, |c| c.result.as_deref()) as _, Type::BYTEA_ARRAY),
+            (&each(completions, |c| c.delete_checkpoints) as _, Type::BOOL_ARRAY),
+        ];
+        sql.rows(COMPLETE, &params).await?
+    };
     let ids = rows.iter().map(|done| get::<Option<Uuid>>(done, "id"));
     let done = ids.collect::<Result<std::collections::HashSet<_>, _>>()?;
     Ok((each(completions, |c| done.contains(&Some(c.claim.job_id.as_uuid()))), woken(&rows)?))

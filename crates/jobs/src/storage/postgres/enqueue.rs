@@ -1,4 +1,4 @@
-//! Inserts of jobs: through the stored function one by one, or a whole batch in one statement.
+//! Inserts of jobs: one by one, through the stored function where a key is to be looked at, or a batch in one statement.
 
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
@@ -36,7 +36,30 @@ impl TxEnqueuer for tokio_postgres::Transaction<'_> {
 const ENQUEUE: &str = "select outcome, job_id from ebbtide_jobs.enqueue_v1(
     $1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11, $12, $13, null, null, $14, $15, $16, $17)";
 
+async fn enqueue_keyless(sql: &impl Sql, job: &NewJob) -> Result<Enqueued, Error> {
+    let params = [
+        (&job.id.as_uuid() as _, Type::UUID),
+        (&job.job_type.as_str() as _, Type::TEXT),
+        (&job.args as _, Type::BYTEA),
+        (&job.queue.as_str() as _, Type::TEXT),
+        (&job.tenant as _, Type::TEXT),
+        (&job.metadata_json() as _, Type::TEXT),
+        (&job.priority as _, Type::INT4),
+        (&job.max_retries_i32() as _, Type::INT4),
+        (&job.timeout_nanos() as _, Type::INT8),
+        (&job.determinism.as_i32() as _, Type::INT4),
+        (&job.run_at() as _, Type::TIMESTAMPTZ),
+        (&job.delay_us() as _, Type::INT8),
+        (&job.trace_context as _, Type::BYTEA),
+    ];
+    sql.rows(ENQUEUE_KEYLESS, &params).await?;
+    Ok(Enqueued::New(job.id))
+}
+
 pub(super) async fn enqueue(sql: &impl Sql, job: &NewJob) -> Result<Enqueued, Error> {
+    if job.scope.is_none() && job.unique_key.is_empty() {
+        return enqueue_keyless(sql, job).await;
+    }
     let (scope_hash, window_us) =
         job.scope.as_ref().map_or((None, None), |scope| (Some(&scope.hash), Some(scope.window_us)));
     let rows = sql
@@ -74,21 +97,44 @@ pub(super) async fn enqueue(sql: &impl Sql, job: &NewJob) -> Result<Enqueued, Er
     }
 }
 
+/// Inserts the jobs of a list `b` with the columns of [`Columns`].
+macro_rules! insert {
+    ($list:literal) => {
+        concat!(
+            "insert into ebbtide_jobs.jobs (
+                id, type, args, queue, tenant, metadata, priority, max_retries, timeout, determinism, run_at,
+                unique_key, trace_context, created_at, updated_at)
+            select b.id, b.type, b.args, b.queue, b.tenant, b.metadata::jsonb, b.priority, b.max_retries, b.timeout,
+                   b.determinism,
+                   case when b.delay_us > 0 then c.now + b.delay_us * interval '1 microsecond'
+                        when b.run_at > c.now then b.run_at end,
+                   b.unique_key, b.trace_context, c.now, c.now
+              from ",
+            $list,
+            ", (select clock_timestamp() as now offset 0) c"
+        )
+    };
+}
+
+// A job without a key of any kind needs no look at others, and so no procedure.
+const ENQUEUE_KEYLESS: &str = concat!(
+    insert!(
+        "(select $1::uuid as id, $2::text as type, $3::bytea as args, $4::text as queue, $5::text as tenant,
+                 $6::text as metadata, $7::int as priority, $8::int as max_retries, $9::bigint as timeout,
+                 $10::int as determinism, $11::timestamptz as run_at, $12::bigint as delay_us, ''::text as unique_key,
+                 $13::bytea as trace_context) b"
+    ),
+    " returning id"
+);
+
 const ENQUEUE_BATCH: &str = concat!(
-    "insert into ebbtide_jobs.jobs (
-        id, type, args, queue, tenant, metadata, priority, max_retries, timeout, determinism, run_at,
-        unique_key, trace_context, created_at, updated_at)
-    select b.id, b.type, b.args, b.queue, b.tenant, b.metadata::jsonb, b.priority, b.max_retries, b.timeout,
-           b.determinism,
-           case when b.delay_us > 0 then c.now + b.delay_us * interval '1 microsecond'
-                when b.run_at > c.now then b.run_at end,
-           b.unique_key, b.trace_context, c.now, c.now
-      from unnest($1::uuid[], $2::text[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::int[], $8::int[],
-                  $9::bigint[], $10::int[], $11::timestamptz[], $12::bigint[], $13::text[], $14::bytea[])
-           with ordinality as b (id, type, args, queue, tenant, metadata, priority, max_retries, timeout,
-                                 determinism, run_at, delay_us, unique_key, trace_context, place),
-           (select clock_timestamp() as now offset 0) c
-     order by b.place
+    insert!(
+        "unnest($1::uuid[], $2::text[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::int[], $8::int[],
+                $9::bigint[], $10::int[], $11::timestamptz[], $12::bigint[], $13::text[], $14::bytea[])
+         with ordinality as b (id, type, args, queue, tenant, metadata, priority, max_retries, timeout,
+                               determinism, run_at, delay_us, unique_key, trace_context, place)"
+    ),
+    " order by b.place
     on conflict (unique_key) where unique_key <> '' and status in ",
     live!(),
     " do nothing returning id"
