@@ -1,5 +1,6 @@
 //! What the benchmark compares with: plain inserts into tables of its own, in a schema that it drops.
 
+pub mod jobs;
 pub mod retention;
 
 use tokio_postgres::{Client, Error};

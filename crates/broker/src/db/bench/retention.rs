@@ -65,7 +65,8 @@ pub async fn retain_an_hour(client: &Client, queue: Uuid) -> Result<(), Error> {
 
 /// Switches rule 1 on with this window.
 pub async fn retain(client: &Client, queue: Uuid, seconds: i32) -> Result<(), Error> {
-    let update = "update queen.queues set retention_enabled = true, retention_seconds = $2, completed_retention_seconds = 0
+    let update =
+        "update queen.queues set retention_enabled = true, retention_seconds = $2, completed_retention_seconds = 0
         where id = $1";
     client.execute(update, &[&queue, &seconds]).await.map(drop)
 }
