@@ -233,10 +233,16 @@ impl Twin {
         let accepted = signals.iter().zip(&live).map(|((id, signal), live)| {
             live.is_some() || (*signal == Signal::Completed && place(id, 0, committed).is_some())
         });
-        let accepted = accepted.collect();
+        let mut accepted: Vec<bool> = accepted.collect();
         let placed: Vec<(i64, Signal)> =
             live.iter().zip(signals).filter_map(|(at, (_, signal))| at.map(|at| (at, *signal))).collect();
+        let letters = lane.letters.len();
         lane.settle(group, &placed, POLICIES[queue].1.files_letters);
+        for (accepted, (at, (_, signal))) in accepted.iter_mut().zip(live.iter().zip(signals)) {
+            let Some(at) = at.filter(|at| *at < lane.log_start && *signal != Signal::Completed) else { continue };
+            // It is gone, and comes again in no other way than as a dead letter.
+            *accepted = lane.letters[letters..].iter().any(|(_, offset, _)| *offset == at);
+        }
         accepted
     }
 

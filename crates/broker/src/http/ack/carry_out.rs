@@ -133,6 +133,7 @@ impl Bundle<'_> {
     fn answer(&self, acked: &Acked, replies: &mut [Reply]) {
         for (index, element) in &self.members {
             let completed = element.status == Status::Completed;
+            let is_letter = acked.dlq && !completed && acked.hash == Some(element.hash);
             let reply = &mut replies[*index];
             reply.error = if !acked.success {
                 acked.error.clone()
@@ -143,7 +144,7 @@ impl Bundle<'_> {
                     ),
                     None => "unresolvable: the transaction id is not known in this partition".to_owned(),
                 })
-            } else if !acked.dlq && !completed && acked.gone_hashes.contains(&element.hash) {
+            } else if !completed && !is_letter && acked.gone_hashes.contains(&element.hash) {
                 Some("gone: retention has deleted the message, so it will not be delivered again".to_owned())
             } else if !completed && acked.stale_hashes.contains(&element.hash) {
                 Some("already committed: the message is behind the cursor".to_owned())
@@ -152,7 +153,7 @@ impl Bundle<'_> {
             };
             reply.success = reply.error.is_none();
             reply.noop = reply.success && completed && acked.noop_hashes.contains(&element.hash);
-            reply.dlq = acked.dlq && !completed && acked.hash == Some(element.hash);
+            reply.dlq = is_letter;
             reply.lease_released = acked.lease_released;
         }
     }
