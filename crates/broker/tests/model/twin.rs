@@ -236,12 +236,11 @@ impl Twin {
         let mut accepted: Vec<bool> = accepted.collect();
         let placed: Vec<(i64, Signal)> =
             live.iter().zip(signals).filter_map(|(at, (_, signal))| at.map(|at| (at, *signal))).collect();
-        let letters = lane.letters.len();
-        lane.settle(group, &placed, POLICIES[queue].1.files_letters);
+        let filed = lane.settle(group, &placed, POLICIES[queue].1.files_letters);
         for (accepted, (at, (_, signal))) in accepted.iter_mut().zip(live.iter().zip(signals)) {
             let Some(at) = at.filter(|at| *at < lane.log_start && *signal != Signal::Completed) else { continue };
             // It is gone, and comes again in no other way than as a dead letter.
-            *accepted = lane.letters[letters..].iter().any(|(_, offset, _)| *offset == at);
+            *accepted = filed == Some(at);
         }
         accepted
     }
@@ -332,7 +331,8 @@ impl Cursor {
 }
 
 impl Partition {
-    fn settle(&mut self, group: &'static str, placed: &[(i64, Signal)], files_letters: bool) {
+    /// The message that became a dead letter, if one did.
+    fn settle(&mut self, group: &'static str, placed: &[(i64, Signal)], files_letters: bool) -> Option<i64> {
         let cursor = self.cursors.get_mut(group).expect("acknowledged for");
         let done = placed.iter().filter(|(_, s)| *s == Signal::Completed).map(|(at, _)| *at).max();
         let bad = placed.iter().filter(|(_, s)| *s != Signal::Completed).map(|(at, _)| *at).min();
@@ -347,7 +347,7 @@ impl Partition {
                     cursor.release(to, 0);
                 }
             }
-            return;
+            return None;
         };
         let to = cursor.committed.max(to.min(bad - 1));
         if cursor.committed < to {
@@ -363,8 +363,10 @@ impl Partition {
                 let is_whole = self.segments.iter().any(|s| s.base <= bad && bad <= s.end());
                 self.letters.push((group, bad, is_whole));
                 self.letters.sort_unstable();
+                return Some(bad);
             }
         }
+        None
     }
 
     /// The first offset whose segment is no older than a cutoff.
